@@ -1,0 +1,51 @@
+# Everything a newcomer types. The first use of any target makes .venv and installs what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+export SPARK_LOCAL_IP := 127.0.0.1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-unit test-fault lint format bench bench-quick clean
+
+help:  ## list what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (the first time takes a minute or two) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[spark,dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## create a table, put two batches, look keys up
+	@$(RUN) examples/first_table.py
+
+test: $(INSTALLED)  ## all tests, in parallel
+	@$(RUN) -m pytest -q -n 2 --dist worksteal
+
+test-unit: $(INSTALLED)  ## the fast tests only
+	@$(RUN) -m pytest -q -n 2 tests/unit
+
+test-fault: $(INSTALLED)  ## crash and model tests for a long time (TALLYBOOK_EXAMPLES=1000)
+	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 tests/fault tests/property
+
+lint: $(INSTALLED)  ## ruff and mypy
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --check --quiet .
+	@$(VENV)/bin/mypy
+
+format: $(INSTALLED)  ## let ruff fix and format
+	@$(VENV)/bin/ruff check --fix --quiet .
+	@$(VENV)/bin/ruff format --quiet .
+
+bench: $(INSTALLED)  ## the figures, with ratios to their baselines (about ten minutes)
+	@$(RUN) -m benchmarks
+
+bench-quick: $(INSTALLED)  ## the same on small sizes, in under a minute
+	@$(RUN) -m benchmarks --quick
+
+clean:  ## remove what the other targets made
+	@rm -rf $(VENV) build .hypothesis .mypy_cache .pytest_cache .ruff_cache

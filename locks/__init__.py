@@ -1,0 +1,1 @@
+"""Who may do what: column locks, leases and leadership in ZooKeeper."""

@@ -1,0 +1,423 @@
+"""A bucket: a log, its view, and the calls that keep the two together.
+
+Calls that change something run one at a time, from check to apply; look-ups run beside them and see
+each row whole. A put is, in this order: the owner's token (seen before: the first result is
+returned), merge, create the segment, apply to the view. It is committed when the segment is there;
+all before leaves no trace, and all after is repeated from the log when the bucket is opened again.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from rocksdict import Cache
+
+from merge_engine.batch import read_batch, read_keys
+from merge_engine.errors import (
+    CorruptView,
+    InvalidInput,
+    LogGap,
+    OffsetOutOfRange,
+    UnknownColumn,
+)
+from merge_engine.failpoints import hit
+from merge_engine.fold import Update, fold
+from merge_engine.log import Log, wall_clock_ms
+from merge_engine.merge import Merged, merge
+from merge_engine.options import BucketOptions
+from merge_engine.schema import Column
+from merge_engine.segment import AggMode, Segment, SegmentHeader, SegmentKind, Token
+from merge_engine.storage import ObjectStorage
+from merge_engine.stored import SchemaHistory, StoredRows, finished
+from merge_engine.undo import undo_updates
+from merge_engine.view import AppliedToken, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutResult:
+    """What a put or undo did: log offsets [base, end), one per changed key.
+
+    `repeated`: this token had been applied before; the offsets are those of that time.
+    """
+
+    base_offset: int
+    end_offset: int
+    repeated: bool = False
+
+    @property
+    def changed(self) -> int:
+        """How many keys changed."""
+        return self.end_offset - self.base_offset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A merge that was tried and fits: the keys that change, and how."""
+
+    update: Update
+    owner: str
+    token: Token | None
+    row_keys: list[bytes]
+    merged: Merged
+
+
+class Bucket:
+    """One bucket, led by this process from `open` to `close`."""
+
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        view_path: Path,
+        history: SchemaHistory,
+        *,
+        identity: str,
+        options: BucketOptions | None = None,
+        cache: Cache | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        """Open the bucket: take the lead, and bring the view up to the end of the log."""
+        self._options = options or BucketOptions()
+        self._history = history
+        self._lock = threading.RLock()
+        self._closed = False
+        cache = cache or self._options.to_cache()
+        self._view = View(view_path, identity, self._options, cache)
+        try:
+            self._log = Log(storage, clock_ms=clock_ms)
+            self._check_view()  # Before it leads: an open that must fail deposes nobody.
+            self._log.lead()
+            self._catch_up()
+        except BaseException:
+            self._view.close()
+            raise
+
+    @property
+    def term(self) -> int:
+        """The offset of this leader's segment."""
+        assert self._log.term is not None
+        return self._log.term
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that the log still has."""
+        return self._log.start
+
+    @property
+    def end_offset(self) -> int:
+        """The offset that the next change will have."""
+        return self._log.end
+
+    @property
+    def history(self) -> SchemaHistory:
+        """The schemas that this bucket knows."""
+        return self._history
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other calls that change something out: for a check and a call that go together."""
+        with self._lock:
+            self._check_open()
+            yield
+
+    def evolve(self, history: SchemaHistory) -> None:
+        """Go on under a newer schema; rows are upgraded when next written."""
+        with self.exclusive():
+            self._history = history
+
+    def put(
+        self,
+        data: pa.RecordBatch | pa.Table,
+        *,
+        columns: Sequence[str] | None = None,
+        mode: AggMode = AggMode.ACCUMULATE,
+        operation_column: str | None = None,
+        owner: str = "",
+        token: Token | None = None,
+    ) -> PutResult:
+        """Merge a batch: one atomic commit.
+
+        With a token, calling again with the same one changes nothing and returns the first result,
+        whatever the batch. Errors of InvalidInput and Retryable: nothing was changed.
+        UnknownOutcome: call again.
+        """
+        rows = read_batch(
+            data,
+            self._history.current,
+            self._options,
+            columns=columns,
+            mode=mode,
+            operation_column=operation_column,
+        )
+        update = fold(rows, self._history.key_codec)
+        with self.exclusive():
+            return self.commit(self.plan(update, owner=owner, token=token))
+
+    def plan(
+        self, update: Update, *, owner: str = "", token: Token | None = None
+    ) -> Plan | PutResult:
+        """Try the merge without writing anything; errors are those of `put`.
+
+        A token that was applied before gives its result right away. Call it within `exclusive`,
+        and `commit` in the same block or not at all.
+        """
+        _check_writer(owner, token)
+        self._catch_up()
+        last = None if token is None else self._view.token(owner)
+        if last is not None and last.token == token:
+            return PutResult(
+                base_offset=last.base_offset, end_offset=last.end_offset, repeated=True
+            )
+        self._view.make_room()
+        row_keys, merged = self._plan(update)
+        return Plan(update=update, owner=owner, token=token, row_keys=row_keys, merged=merged)
+
+    def commit(self, plan: Plan | PutResult) -> PutResult:
+        """Write what was planned."""
+        hit("put.planned")
+        return plan if isinstance(plan, PutResult) else self._write(plan, SegmentKind.WRITE)
+
+    def undo(self, debtor: str, columns: Sequence[str], from_offset: int) -> PutResult:
+        """Bring the debtor's changes of these columns since `from_offset` back, for good.
+
+        Other owners' columns, rows and deletes stand. Doing it twice changes nothing more. Where
+        the log was cleaned beyond `from_offset`, it begins at the log's start.
+        """
+        with self.exclusive():
+            self._catch_up()
+            if not 0 <= from_offset <= self._log.end:
+                raise OffsetOutOfRange(
+                    f"cannot undo from offset {from_offset}: the log ends at {self._log.end}; "
+                    "these offsets belong to another table or bucket"
+                )
+            base, start = self._log.end, max(from_offset, self._log.start)
+            updates = undo_updates(
+                lambda: self._log.segments(start, base),
+                debtor,
+                self._history.current.values(columns),
+                self._history.current,
+                max_bytes=self._options.undo_max_bytes,
+            )
+            for update in updates:
+                self._view.make_room()
+                row_keys, merged = self._plan(update)
+                plan = Plan(
+                    update=update, owner=debtor, token=None, row_keys=row_keys, merged=merged
+                )
+                hit("undo.planned")
+                self._write(plan, SegmentKind.UNDO, undo_from=from_offset)
+            return PutResult(base_offset=base, end_offset=self._log.end)
+
+    def lookup(
+        self, keys: pa.RecordBatch | pa.Table, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
+        """Return the keys and their finished values, in the order asked; nulls where absent."""
+        schema = self._history.current
+        return self.lookup_keys(read_keys(keys, schema), schema.values(columns))
+
+    def lookup_keys(
+        self, key_columns: Sequence[pa.Array], columns: Sequence[Column]
+    ) -> pa.RecordBatch:
+        """Look up keys that are in the table's types already."""
+        self._check_open()
+        if self._view.applied < self._log.end:  # A put was interrupted, or is just being applied.
+            with self.exclusive():
+                self._catch_up()
+        history = self._history
+        row_keys = history.row_keys(history.key_codec.encode(key_columns))
+        rows = history.decode(self._view.get(row_keys))
+        return finished(history, key_columns, rows, columns)
+
+    def scan(
+        self, columns: Sequence[str] | None = None, *, batch_size: int = 50_000
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, finished, in key order, as of the first batch."""
+        with self.exclusive():
+            self._catch_up()
+            history = self._history
+            chosen = history.current.values(columns)
+            batches = self._view.rows(batch_size)
+            batch = next(batches, None)
+        while batch is not None:
+            encoded, values = batch
+            rows = history.decode(values)
+            keys = history.key_codec.decode(pa.array(encoded, pa.binary()))
+            exists = np.asarray(rows.touched.any(axis=1))
+            if not exists.all():  # Only columns that were dropped since had been touched.
+                keys = [array.filter(pa.array(exists)) for array in keys]
+                rows = rows.take(exists)
+            yield finished(history, keys, rows, chosen)
+            batch = next(batches, None)
+
+    def read_log(self, from_offset: int, to_offset: int | None = None) -> Iterator[Segment]:
+        """Yield the changes in [from, to) with their states; the ends of the range cut segments."""
+        with self.exclusive():
+            self._catch_up()
+            stop = self._log.end if to_offset is None else min(to_offset, self._log.end)
+        for segment in self._log.segments(from_offset, stop):
+            header = segment.header
+            first = max(from_offset - header.base_offset, 0)
+            last = min(stop, header.end_offset) - header.base_offset
+            whole = not segment.changes or (first == 0 and last == header.rows)
+            yield segment if whole else segment.slice(first, last - first)
+
+    def last_token(self, owner: str) -> AppliedToken | None:
+        """Return the owner's last token here, and the offsets that it got."""
+        with self.exclusive():
+            self._catch_up()
+            return self._view.token(owner)
+
+    def clean(self, before: int, *, older_than_ms: int | None = None) -> int:
+        """Drop the log below `before`, as far as the view on disk has it; return the new start.
+
+        What else needs the log (snapshots, leases, tiering) is for the caller to know.
+        """
+        with self.exclusive():
+            self._catch_up()
+            durable = self._view.flush()
+            return self._log.clean(min(before, durable), older_than_ms=older_than_ms)
+
+    def flush(self) -> None:
+        """Make the view durable, so that the next open has nothing to replay."""
+        with self.exclusive():
+            self._catch_up()
+            self._view.flush()
+
+    def close(self) -> None:
+        """Write the view and let go of the bucket. Closing twice is fine."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._view.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidInput("the bucket is closed; open it again")
+        self._log.check_leading()
+
+    def _plan(self, update: Update) -> tuple[list[bytes], Merged]:
+        row_keys = self._history.row_keys(update.encoded_keys)
+        stored = self._history.decode(self._view.get(row_keys))
+        for column in update.columns:
+            if column.id not in self._history.position:
+                raise UnknownColumn(
+                    f"column '{column.name}' was dropped meanwhile; nothing was written"
+                )
+        positions = [self._history.position[column.id] for column in update.columns]
+        merged = merge(update, stored, positions)
+        if not merged.changed.all():
+            row_keys = list(compress(row_keys, merged.changed.tolist()))
+        return row_keys, merged
+
+    def _write(self, plan: Plan, kind: SegmentKind, undo_from: int | None = None) -> PutResult:
+        """Log the changes, then apply them. Without changes, only the token is remembered."""
+        base = self._log.end
+        if plan.row_keys:
+            # Encoded first: behind the append nothing may fail that did not fail before it.
+            values = self._history.encode(plan.merged.after)
+            self._log.append(self._to_segment(plan, kind, undo_from))
+            hit("put.logged")
+        # The token first: it must be in the write to RocksDB that has the offset, and so the rows.
+        if plan.token is not None:
+            self._view.remember(plan.owner, AppliedToken(plan.token, base, self._log.end))
+        if plan.row_keys:
+            self._view.apply(plan.row_keys, values, self._log.end)
+            hit("put.applied")
+        return PutResult(base_offset=base, end_offset=self._log.end)
+
+    def _to_segment(self, plan: Plan, kind: SegmentKind, undo_from: int | None) -> Segment:
+        update, changed = plan.update, pa.array(plan.merged.changed)
+        header = SegmentHeader(
+            kind=kind,
+            base_offset=self._log.end,
+            term=self.term,
+            nonce="",
+            timestamp_ms=0,
+            rows=len(plan.row_keys),
+            schema_version=self._history.current.version,
+            owner=plan.owner,
+            token=plan.token,
+            column_ids=tuple(column.id for column in update.columns),
+            agg_mode=update.mode,
+            undo_from=undo_from,
+        )
+        key_ids = [column.id for column in self._history.current.key_columns]
+        keys = [array.filter(changed) for array in update.keys]
+        changes = dict(zip(header.column_ids, plan.merged.changes, strict=True))
+        return Segment(header, dict(zip(key_ids, keys, strict=True)), changes)
+
+    def _catch_up(self) -> None:
+        """End any doubt about the log's end, and bring the view there."""
+        self._log.settle()
+        self._check_view()
+        for segment in self._log.segments(self._view.applied):
+            self._view.make_room()
+            self._replay(segment)
+
+    def _check_view(self) -> None:
+        """Raise unless the log has all that the view does not."""
+        applied, path = self._view.applied, self._view.path
+        if applied > self._log.end:
+            raise CorruptView(
+                f"view {path} is at offset {applied}, but the log ends at {self._log.end}: "
+                "segments are gone, restore them from a copy of the log; or, if the log is right, "
+                "remove the directory to rebuild the view from it"
+            )
+        if applied < self._log.start:
+            raise LogGap(
+                f"view {path} is at offset {applied}, but the log starts at {self._log.start}; "
+                "restore the view from a snapshot or from a copy of its directory"
+            )
+
+    def _replay(self, segment: Segment) -> None:
+        """Apply a segment's after-states; what was merged once is not merged again."""
+        header, history = segment.header, self._history
+        row_keys: list[bytes] = []
+        values: list[bytes] = []
+        if segment.changes:
+            keys = [segment.keys[column.id] for column in history.current.key_columns]
+            row_keys = history.row_keys(history.key_codec.encode(keys))
+            values = history.encode(self._rows_after(segment, row_keys))
+        if header.token is not None:
+            applied = AppliedToken(header.token, header.base_offset, header.end_offset)
+            self._view.remember(header.owner, applied)
+        self._view.apply(row_keys, values, header.end_offset)
+
+    def _rows_after(self, segment: Segment, row_keys: list[bytes]) -> StoredRows:
+        """Return whole rows; those columns that the segment does not have come from the view."""
+        positions = self._history.position
+        written = [column for column in segment.changes if column in positions]
+        if len(written) == len(positions):
+            stored = self._history.decode([None] * len(row_keys))
+        else:
+            stored = self._history.decode(self._view.get(row_keys))
+        touched, states = stored.touched.copy(), list(stored.states)
+        for column in written:
+            change = segment.changes[column]
+            touched[:, positions[column]] = change.touched_after
+            states[positions[column]] = change.after
+        return StoredRows(touched, states)
+
+
+def _check_writer(owner: str, token: Token | None) -> None:
+    """Raise for what the log would take and nobody could ever apply."""
+    if not isinstance(owner, str) or not _is_text(owner):
+        raise InvalidInput(f"an owner is a text, not {owner!r}")
+    numbers = token if isinstance(token, Token) else ()
+    good = len(numbers) == 2 and all(type(n) is int and 0 <= n < 2**63 for n in numbers)
+    if token is not None and not good:
+        raise InvalidInput(
+            f"a token is Token(epoch, batch), two whole numbers from 0 on, not {token!r}"
+        )
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # A lone surrogate.
+        return False
+    return True

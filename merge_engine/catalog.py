@@ -1,0 +1,153 @@
+"""What an embedded table keeps about itself, beside its buckets' logs.
+
+Objects in the table's storage, each created once and never changed:
+
+    table.json               {"format": 1, "table_id": "...", "buckets": 4}
+    schema/<version>.json    one per schema version, 8 digits
+    partition/<hash>.json    {"key": "<hex of the encoded partition columns>", "id": "..."}, named
+                             by the SHA-256 of the key, so that a key has one partition at a time,
+                             whoever creates it and however often; a dropped partition is deleted
+                             here first, and its id is never given again
+    log/<partition id>/<bucket>/...    the segments
+"""
+
+import hashlib
+import json
+import uuid
+from typing import NamedTuple
+
+from merge_engine.errors import CorruptSegment, InvalidInput, UnknownFormat
+from merge_engine.schema import Schema
+from merge_engine.storage import AlreadyExists, MissingObject, ObjectStorage
+from merge_engine.stored import SchemaHistory
+
+FORMAT = 1
+UNPARTITIONED = "table"
+_TABLE = "table.json"
+
+
+class BucketId(NamedTuple):
+    """A bucket of a table: the id of its partition, and its number."""
+
+    partition: str
+    number: int
+
+
+class Catalog:
+    """A table's identity, schemas and partitions, as stored. Not safe for concurrent use."""
+
+    def __init__(self, storage: ObjectStorage, table_id: str, buckets: int) -> None:
+        self._storage = storage
+        self.table_id = table_id
+        self.buckets = buckets
+        self.history = self._read_history()
+        self.partitions = self._read_partitions()
+
+    @classmethod
+    def create(cls, storage: ObjectStorage, schema: Schema, buckets: int) -> "Catalog":
+        """Create a table; InvalidInput if there is one already.
+
+        The table exists when table.json does, so that comes last.
+        """
+        if buckets < 1:
+            raise InvalidInput(f"a table needs at least one bucket, not {buckets}")
+        if _TABLE in storage.names():
+            raise InvalidInput(f"there is a table in {storage} already; open it instead")
+        _create_or_same(storage.child("schema"), _schema_name(schema.version), schema.to_json())
+        table_id = uuid.uuid4().hex
+        description = {"format": FORMAT, "table_id": table_id, "buckets": buckets}
+        try:
+            storage.create(_TABLE, json.dumps(description).encode())
+        except AlreadyExists as exc:
+            raise InvalidInput(f"there is a table in {storage} already; open it instead") from exc
+        return cls(storage, table_id, buckets)
+
+    @classmethod
+    def open(cls, storage: ObjectStorage) -> "Catalog":
+        """Open the table that is there; InvalidInput if there is none."""
+        try:
+            description = json.loads(storage.read(_TABLE))
+        except MissingObject as exc:
+            raise InvalidInput(f"there is no table in {storage}; create one first") from exc
+        except ValueError as exc:
+            raise CorruptSegment(f"{_TABLE} in {storage} is damaged: {exc}") from exc
+        if description.get("format") != FORMAT:
+            raise UnknownFormat(
+                f"{_TABLE} in {storage} has format {description.get('format')}, this release "
+                f"reads {FORMAT}; upgrade"
+            )
+        return cls(storage, description["table_id"], description["buckets"])
+
+    def evolve(self, schema: Schema) -> SchemaHistory:
+        """Store a new schema version and return the history with it."""
+        try:
+            storage = self._storage.child("schema")
+            storage.create(_schema_name(schema.version), schema.to_json().encode())
+        except AlreadyExists as exc:
+            raise InvalidInput(
+                f"schema version {schema.version} exists already: the table was altered "
+                "elsewhere; open it again"
+            ) from exc
+        self.history = self._read_history()
+        return self.history
+
+    def create_partition(self, key: bytes) -> str:
+        """Register a partition and return its id. After UnknownOutcome, call again."""
+        storage = self._storage.child("partition")
+        partition_id = uuid.uuid4().hex
+        document = json.dumps({"key": key.hex(), "id": partition_id}).encode()
+        try:
+            storage.create(_partition_name(key), document)
+        except AlreadyExists:  # An earlier attempt, of unknown outcome then, has succeeded.
+            partition_id = json.loads(storage.read(_partition_name(key)))["id"]
+        self.partitions[key] = partition_id
+        return partition_id
+
+    def drop_partition(self, key: bytes) -> str:
+        """Forget a partition; its data is the caller's to delete."""
+        self._storage.child("partition").delete([_partition_name(key)])
+        return self.partitions.pop(key)
+
+    def bucket_ids(self) -> list[BucketId]:
+        """Return all buckets, by partition key and number."""
+        partitions = dict(self.partitions)
+        return [
+            BucketId(partitions[key], number)
+            for key in sorted(partitions)
+            for number in range(self.buckets)
+        ]
+
+    def log_storage(self, bucket_id: BucketId) -> ObjectStorage:
+        """Return where a bucket's log lives."""
+        return self._storage.child(f"log/{bucket_id.partition}/{bucket_id.number}")
+
+    def _read_history(self) -> SchemaHistory:
+        storage = self._storage.child("schema")
+        return SchemaHistory(Schema.from_json(storage.read(n).decode()) for n in storage.names())
+
+    def _read_partitions(self) -> dict[bytes, str]:
+        if not self.history.current.partition_by:
+            return {b"": UNPARTITIONED}
+        storage = self._storage.child("partition")
+        documents = [json.loads(storage.read(name)) for name in storage.names()]
+        return {bytes.fromhex(document["key"]): document["id"] for document in documents}
+
+
+def _create_or_same(storage: ObjectStorage, name: str, text: str) -> None:
+    """Create, unless a creation that was killed half-way left the same."""
+    try:
+        storage.create(name, text.encode())
+    except AlreadyExists:
+        if storage.read(name) != text.encode():
+            raise InvalidInput(
+                f"{storage} holds the schema of another table that was never finished; "
+                "empty it first"
+            ) from None
+
+
+def _partition_name(key: bytes) -> str:
+    return f"{hashlib.sha256(key).hexdigest()}.json"
+
+
+def _schema_name(version: int) -> str:
+    return f"{version:08d}.json"

@@ -1,0 +1,83 @@
+"""The changelog as readers see it: finished values, one record per image of a changed key.
+
+A record is about its owner's columns only: the others are null, and `_changed_columns` names those
+that it speaks of. Full rows would show one owner's readers another's uncommitted values.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from merge_engine.ragged import Flags
+from merge_engine.schema import Column, Schema
+from merge_engine.segment import Segment
+from merge_engine.stored import SchemaHistory, finish
+
+CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
+_INSERT, _BEFORE, _AFTER, _DELETE = range(4)
+
+
+def changelog_schema(schema: Schema) -> pa.Schema:
+    """Return the Arrow schema of change records."""
+    return pa.schema(
+        [
+            ("_change_type", pa.string()),
+            ("_log_offset", pa.int64()),
+            ("_commit_timestamp", pa.timestamp("us", tz="UTC")),
+            ("_owner", pa.string()),
+            ("_changed_columns", pa.list_(pa.string())),
+            *((column.name, column.type) for column in schema.key_columns),
+            *((column.name, column.type) for column in schema.value_columns),
+        ]
+    )
+
+
+def change_records(segment: Segment, history: SchemaHistory, first_offset: int) -> pa.RecordBatch:
+    """Return a segment's changes as records, in log order, under the current schema.
+
+    An update is two records with one offset: the values before, and the values after.
+    `first_offset` is that of the segment's first row, which may have been cut.
+    """
+    schema = history.current
+    written = [c for c in schema.value_columns if c.id in segment.changes]
+    if not written:
+        return pa.RecordBatch.from_pylist([], schema=changelog_schema(schema))
+    changes = [segment.changes[column.id] for column in written]
+    existed = np.logical_or.reduce([change.touched_before for change in changes])
+    exists = np.logical_or.reduce([change.touched_after for change in changes])
+    rows, kinds = _images(existed, exists)
+    index = pa.array(rows)
+    source = rows + np.where(np.isin(kinds, (_BEFORE, _DELETE)), 0, len(existed))
+    values: dict[int, pa.Array] = {}
+    for column, change in zip(written, changes, strict=True):
+        images = pa.concat_arrays([change.before, change.after])
+        touched = np.concatenate([change.touched_before, change.touched_after])
+        values[column.id] = finish(column, touched[source], images.take(pa.array(source)))
+    timestamp = segment.header.timestamp_ms * 1000
+    names = [column.name for column in written]
+    arrays = [
+        pa.array(CHANGE_TYPES).take(pa.array(kinds)),
+        pa.array(rows + first_offset),
+        pa.array(np.full(len(rows), timestamp), pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([segment.header.owner], pa.string()).take(pa.array(np.zeros(len(rows), int))),
+        pa.array([names], pa.list_(pa.string())).take(pa.array(np.zeros(len(rows), int))),
+        *(segment.keys[column.id].take(index) for column in schema.key_columns),
+        *(_value(column, values, len(rows)) for column in schema.value_columns),
+    ]
+    return pa.record_batch(arrays, schema=changelog_schema(schema))
+
+
+def _images(existed: Flags, exists: Flags) -> tuple["np.typing.NDArray[np.int64]", ...]:
+    """Return, per record, its row and the number of its change type.
+
+    A row that neither existed nor exists is none: only columns that were dropped since changed.
+    """
+    rows = np.repeat(np.arange(len(existed)), existed.astype(np.int64) + exists)
+    second = np.diff(rows, prepend=-1) == 0
+    kinds = np.select(
+        [~existed[rows], ~exists[rows], second], [_INSERT, _DELETE, _AFTER], default=_BEFORE
+    )
+    return rows, kinds
+
+
+def _value(column: Column, values: dict[int, pa.Array], count: int) -> pa.Array:
+    return values[column.id] if column.id in values else pa.nulls(count, column.type)

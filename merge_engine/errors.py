@@ -1,0 +1,113 @@
+"""What can go wrong, split by what the caller should do.
+
+TallybookError
+├── InvalidInput            fix the input; nothing was changed
+│   ├── SchemaError         a schema, a column definition or an option is wrong
+│   ├── UnknownColumn       a column that the table does not have
+│   ├── MissingColumn       a column that the call needs and did not get
+│   ├── WrongType           a value column of another type than declared
+│   ├── InvalidKey          a null in a key column
+│   ├── InvalidValue        a value that the column's function cannot take
+│   │   └── Overflow        a result that its column cannot hold
+│   ├── BatchTooLarge       more rows or bytes than one put may have
+│   └── OffsetOutOfRange    an offset before the start or after the end of the log
+├── Retryable               nothing was changed; try again
+│   ├── StorageUnavailable  the store did not take the write, for certain
+│   └── StorageFull         no room; goes on when there is
+├── Deposed                 another leader has taken the bucket; open it again
+├── InUse                   another process has the bucket open; wait for it or stop it
+├── Corrupt                 restore from a snapshot, or rebuild the view from the log
+│   ├── CorruptSegment
+│   ├── CorruptView
+│   ├── LogGap              segments that are needed are missing
+│   └── UnknownFormat       written by a newer version; upgrade
+└── UnknownOutcome          the write may or may not have happened; ask again and see
+"""
+
+
+class TallybookError(Exception):
+    """Base of everything that Tallybook raises on purpose."""
+
+
+class InvalidInput(TallybookError):
+    """The call was wrong and changed nothing. Fix the input."""
+
+
+class SchemaError(InvalidInput):
+    """A schema, column definition or option is wrong. Fix the definition."""
+
+
+class UnknownColumn(InvalidInput):
+    """The table has no such column. Fix the name, or add the column to the table."""
+
+
+class MissingColumn(InvalidInput):
+    """A key column, or a column that the function orders by, is not in the batch. Add it."""
+
+
+class WrongType(InvalidInput):
+    """A column has another type than declared and no lossless cast exists. Cast it first."""
+
+
+class InvalidKey(InvalidInput):
+    """A key has a null in it. Filter such rows out, or give them a key."""
+
+
+class InvalidValue(InvalidInput):
+    """A value that the column's function cannot take. Fix or filter the row."""
+
+
+class Overflow(InvalidValue):
+    """The merged result does not fit its column. Use a wider type, or fix the row."""
+
+
+class BatchTooLarge(InvalidInput):
+    """More rows or bytes than one put may have. Split the batch."""
+
+
+class OffsetOutOfRange(InvalidInput):
+    """The log does not have this offset: cleaned already, or not written yet. Start elsewhere."""
+
+
+class Retryable(TallybookError):
+    """Nothing was changed. Try again."""
+
+
+class StorageUnavailable(Retryable):
+    """The store did not take the write, and it is certain that it did not. Try again."""
+
+
+class StorageFull(Retryable):
+    """There is no room on the device. Make room and try again; nothing needs a restart."""
+
+
+class Deposed(TallybookError):
+    """Another leader appended to this bucket's log. Stop using this handle; open a new one."""
+
+
+class InUse(TallybookError):
+    """Another process has this bucket open. Wait for it, or stop it."""
+
+
+class Corrupt(TallybookError):
+    """Stored bytes are damaged. Restore from a snapshot, or rebuild the view from the log."""
+
+
+class CorruptSegment(Corrupt):
+    """A log segment does not match its checksum. Restore it from a copy of the log."""
+
+
+class CorruptView(Corrupt):
+    """The RocksDB view is damaged. Remove its directory: it is rebuilt from the log."""
+
+
+class LogGap(Corrupt):
+    """Segments that the view still needs are gone. Restore the view from a snapshot."""
+
+
+class UnknownFormat(Corrupt):
+    """Written in a format that this version does not know. Upgrade Tallybook."""
+
+
+class UnknownOutcome(TallybookError):
+    """The write may or may not have happened. Call again: the bucket finds out first."""

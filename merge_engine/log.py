@@ -1,0 +1,266 @@
+"""The log of a bucket: immutable segments, one after the other, and the leader that appends.
+
+Anybody reads; only a leader appends. A leader is made by a `leader` segment: its offset is the
+leader's *term*, and whoever led before collides with it on the next create. Two kinds of objects
+live in the log's storage: segments (`<base offset>.seg`) and, once the log was cleaned, a mark of
+where it starts (`<offset>.start`). The mark is set before anything is deleted: from it on the
+segments follow each other without a gap, and what is left below it means nothing, except that
+`leader` segments stay for ever, so that their names are never free again.
+"""
+
+import time
+import uuid
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from merge_engine.errors import (
+    CorruptSegment,
+    Deposed,
+    LogGap,
+    OffsetOutOfRange,
+    Retryable,
+    StorageUnavailable,
+    UnknownFormat,
+    UnknownOutcome,
+)
+from merge_engine.failpoints import hit
+from merge_engine.segment import (
+    SUFFIX,
+    Segment,
+    SegmentHeader,
+    SegmentKind,
+    decode_segment,
+    encode_segment,
+    segment_name,
+)
+from merge_engine.storage import AlreadyExists, MissingObject, ObjectStorage
+
+START_SUFFIX = ".start"
+_LEAD_ATTEMPTS = 100
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch: for people and retention, never for a decision."""
+    return time.time_ns() // 1_000_000
+
+
+class Log:
+    """The segments of one bucket, as last seen by this process.
+
+    Not safe for concurrent use: the bucket serialises its calls. `end` is right for the leader; for
+    others it is where the log ended when `refresh` looked.
+    """
+
+    def __init__(
+        self, storage: ObjectStorage, *, clock_ms: Callable[[], int] = wall_clock_ms
+    ) -> None:
+        self._storage = storage
+        self._clock_ms = clock_ms
+        self._bases: list[int] = []
+        self._in_doubt = False
+        self.start = 0
+        self.end = 0
+        self.term: int | None = None
+        self.deposed = False
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again where the log starts and ends."""
+        names = self._storage.names()
+        starts = [name for name in names if name.endswith(START_SUFFIX)]
+        self.start = max((_offset_of(name) for name in starts), default=0)
+        self._bases = [_offset_of(name) for name in names if name.endswith(SUFFIX)]
+        # What stands below the start means nothing, whatever it says about its own end: a create of
+        # unknown outcome may still arrive at an offset that was occupied and then cleaned.
+        has_segments = bool(self._bases) and self._bases[-1] >= self.start
+        self.end = self._read(self._bases[-1]).header.end_offset if has_segments else self.start
+
+    def lead(self) -> int:
+        """Append a leader segment and return its offset, the term.
+
+        The former leader may still be appending: chase the end until the segment fits.
+        """
+        for _ in range(_LEAD_ATTEMPTS):
+            header = self._header(SegmentKind.LEADER, self.end)
+            name = segment_name(self.end)
+            try:
+                self._storage.create(name, encode_segment(Segment(header, {}, {})))
+            except (AlreadyExists, UnknownOutcome):
+                found = self._find(self.end)
+                if found is None or found.header.nonce != header.nonce:
+                    self.refresh()
+                    continue
+            self._advance(header)
+            self.term = header.base_offset
+            return self.term
+        raise StorageUnavailable(
+            f"{self._storage}: could not take the lead after {_LEAD_ATTEMPTS} attempts; try again"
+        )
+
+    def append(self, segment: Segment) -> SegmentHeader:
+        """Create the segment at the end of the log, stamped with term, nonce and time.
+
+        On return it is there, durable, exactly once. StorageFull and StorageUnavailable: it is not
+        there and never will be. UnknownOutcome: the next call finds out first.
+        """
+        self.settle()
+        header = replace(
+            segment.header,
+            base_offset=self.end,
+            term=self.check_leading(),
+            nonce=uuid.uuid4().hex,
+            timestamp_ms=self._clock_ms(),
+        )
+        data = encode_segment(replace(segment, header=header))
+        hit("log.encoded")
+        try:
+            self._storage.create(segment_name(self.end), data)
+        except (AlreadyExists, UnknownOutcome) as exc:
+            # Taken: by our own request that was sent twice underneath us, or by a new leader.
+            self._in_doubt = True
+            if not self._settle_now(exc):
+                raise StorageUnavailable(
+                    f"offset {header.base_offset}: nothing was written; try again ({exc})"
+                ) from exc
+        else:
+            self._advance(header)
+        hit("log.created")
+        return header
+
+    def settle(self) -> bool:
+        """End the doubt about a create of unknown outcome; True if its segment is there after all.
+
+        Reading is not enough, for the create may still happen: this occupies the offset with an
+        empty segment, and learns by that which of the two is there.
+        """
+        term = self.check_leading()
+        if not self._in_doubt:
+            return False
+        header = self._header(SegmentKind.EMPTY, term)
+        try:
+            self._storage.create(segment_name(self.end), encode_segment(Segment(header, {}, {})))
+        except AlreadyExists:
+            header = self._read(self.end).header
+            if header.term != term:
+                self.deposed = True
+                self.check_leading()
+        self._in_doubt = False
+        self._advance(header)
+        return header.kind is not SegmentKind.EMPTY
+
+    def _settle_now(self, cause: Exception) -> bool:
+        """Settle a create of this very call: to fail now is not to know."""
+        try:
+            return self.settle()
+        except Retryable as exc:
+            raise UnknownOutcome(
+                f"offset {self.end}: {cause}; and then {exc}; the next call finds out first"
+            ) from exc
+
+    def segments(self, start: int, stop: int | None = None) -> Iterator[Segment]:
+        """Yield the segments that hold the offsets [start, stop), whole, without a gap."""
+        stop = self.end if stop is None else min(stop, self.end)
+        if start < self.start or start > self.end:
+            raise OffsetOutOfRange(
+                f"offset {start} is not in the log, which has [{self.start}, {self.end})"
+            )
+        if start >= stop:
+            return
+        at = bisect_right(self._bases, start) - 1
+        expected = max(self.start, self._bases[at]) if at >= 0 else self.start
+        while expected < stop:
+            segment = self._read(expected)
+            if segment.header.end_offset > start:
+                yield segment
+            expected = segment.header.end_offset
+
+    def clean(self, before: int, *, older_than_ms: int | None = None) -> int:
+        """Drop the segments that end at or below `before`; return the log's new start.
+
+        With `older_than_ms`, those written since that time stay, and all after them. First the
+        start is marked, then segments go: killed in between, the next call finishes.
+        """
+        start = self.start
+        for segment in self.segments(self.start, before):
+            header = segment.header
+            too_young = older_than_ms is not None and header.timestamp_ms >= older_than_ms
+            if header.end_offset > before or too_young:
+                break
+            start = header.end_offset
+        if start > self.start:
+            hit("clean.before_mark")
+            with suppress(AlreadyExists):  # An earlier attempt of ours: nobody else cleans.
+                self._storage.create(f"{start:020d}{START_SUFFIX}", b"")
+            self.start = start
+            hit("clean.marked")
+        self._delete_below(self.start)
+        return self.start
+
+    def _delete_below(self, start: int) -> None:
+        below = [base for base in self._bases if base < start]
+        spent = [base for base in below if self._read(base).header.kind != SegmentKind.LEADER]
+        for base in spent:
+            self._storage.delete([segment_name(base)])
+            hit("clean.deleted")
+        self._bases = sorted(set(self._bases).difference(spent))
+        marks = [name for name in self._storage.names() if name.endswith(START_SUFFIX)]
+        self._storage.delete([name for name in marks if _offset_of(name) < start])
+
+    def _header(self, kind: SegmentKind, term: int) -> SegmentHeader:
+        return SegmentHeader(
+            kind=kind,
+            base_offset=self.end,
+            term=term,
+            nonce=uuid.uuid4().hex,
+            timestamp_ms=self._clock_ms(),
+        )
+
+    def _read(self, base: int) -> Segment:
+        name = segment_name(base)
+        try:
+            return self._decode(name)
+        except MissingObject as exc:
+            if base < self.start:
+                raise OffsetOutOfRange(
+                    f"offset {base} was cleaned meanwhile; the log starts at {self.start}"
+                ) from exc
+            raise LogGap(
+                f"segment {name} is missing from {self._storage}, which has [{self.start}, "
+                f"{self.end}); restore it from a copy of the log"
+            ) from exc
+
+    def _find(self, base: int) -> Segment | None:
+        """Return the segment at this offset, if there is one by now."""
+        try:
+            return self._decode(segment_name(base))
+        except MissingObject:
+            return None
+
+    def _decode(self, name: str) -> Segment:
+        """Read a segment; what is wrong with it is said together with where it is."""
+        try:
+            return decode_segment(name, self._storage.read(name))
+        except (CorruptSegment, UnknownFormat) as exc:
+            raise type(exc)(f"{exc} (in {self._storage})") from exc
+
+    def check_leading(self) -> int:
+        """Return the term; Deposed if another leader is known to have come since."""
+        if self.deposed or self.term is None:
+            raise Deposed(
+                f"{self._storage}: another leader has taken this bucket since term {self.term}; "
+                "open it again"
+            )
+        return self.term
+
+    def _advance(self, header: SegmentHeader) -> None:
+        insort(self._bases, header.base_offset)
+        self.end = header.end_offset
+
+
+def _offset_of(name: str) -> int:
+    try:
+        return int(name.partition(".")[0])
+    except ValueError:
+        raise CorruptSegment(f"{name!r} is not an object of a log; move it away") from None

@@ -1,0 +1,51 @@
+"""Which rows go to which bucket of which partition."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from merge_engine.grouping import Positions
+from merge_engine.hashing import bucket_of
+from merge_engine.keys import KeyCodec
+from merge_engine.schema import Schema
+
+
+class Route(NamedTuple):
+    """Rows of a batch that belong to one bucket: `positions` in the batch, in its order."""
+
+    partition_key: bytes
+    bucket: int
+    positions: Positions
+
+
+def route(schema: Schema, keys: Sequence[pa.Array], buckets: int) -> list[Route]:
+    """Split rows, given their key columns, by partition and bucket.
+
+    The bucket is `pmod(xxhash64(key columns), buckets)`, as Spark computes it. The partition key is
+    the partition columns in the order-preserving encoding; empty for an unpartitioned table.
+    """
+    size = len(keys[0])
+    if size == 0:
+        return []
+    number = bucket_of(keys, buckets).astype(np.int64) if buckets > 1 else np.zeros(size, np.int64)
+    partitions, partition = [b""], np.zeros(size, np.int64)
+    if schema.partition_by:
+        encoded = _partition_keys(schema, keys).dictionary_encode()
+        partitions = encoded.dictionary.to_pylist()
+        partition = encoded.indices.to_numpy().astype(np.int64)
+    target = partition * buckets + number
+    order = np.argsort(target, kind="stable")
+    bounds = np.flatnonzero(np.diff(target[order], prepend=-1))
+    return [
+        Route(partitions[target[positions[0]] // buckets], int(number[positions[0]]), positions)
+        for positions in np.split(order, bounds[1:])
+    ]
+
+
+def _partition_keys(schema: Schema, keys: Sequence[pa.Array]) -> pa.BinaryArray:
+    of_key = {column.id: array for column, array in zip(schema.key_columns, keys, strict=True)}
+    columns = schema.partition_columns
+    codec = KeyCodec([column.type for column in columns])
+    return codec.encode([of_key[column.id] for column in columns])

@@ -1,0 +1,294 @@
+"""The materialised view of a bucket: RocksDB, and the newest rows in memory above it.
+
+A cache of the log, and nothing more: RocksDB's own WAL is off. Rows go to memory first and to
+RocksDB behind, many at a time, in one write batch with the applied offset and the owners' last
+tokens. One column family, so that after a crash RocksDB holds a prefix of these write batches; the
+log has the rest.
+
+Keys in RocksDB:
+
+    b"m" + name     meta: `format`, `identity`, `applied` (u64), `token:<owner>` (4 x u64: epoch,
+                    batch, base offset, end offset)
+    b"r" + key      a row: the encoded key, and the value as `rows.py` lays it out
+"""
+
+import logging
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from rocksdict import Cache, Rdict, RdictIter, WriteBatch
+
+from merge_engine.errors import (
+    CorruptView,
+    InUse,
+    Retryable,
+    StorageFull,
+    StorageUnavailable,
+    UnknownFormat,
+)
+from merge_engine.failpoints import hit
+from merge_engine.options import BucketOptions, write_options
+from merge_engine.segment import Token
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+ROW_PREFIX = b"r"
+_DELETED = b""
+_APPLIED = b"mapplied"
+_FORMAT = b"mformat"
+_IDENTITY = b"midentity"
+_TOKEN_PREFIX = b"mtoken:"
+_OFFSET = struct.Struct("<Q")
+_TOKEN = struct.Struct("<4Q")
+# Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
+_HARD_LIMIT = 4
+
+
+class AppliedToken(NamedTuple):
+    """An owner's last token, and the offsets that its put was given."""
+
+    token: Token
+    base_offset: int
+    end_offset: int
+
+
+class View:
+    """The rows of a bucket as of `applied`. Not safe for concurrent use, except `get`."""
+
+    def __init__(self, path: Path, identity: str, options: BucketOptions, cache: Cache) -> None:
+        self.path = path
+        self._options = options
+        self._write_options = write_options()
+        self._needs_flush = False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _translated(path):
+            self._database = Rdict(str(path), options.to_options(cache))
+        try:
+            self._check_identity(identity)
+            stored = self._meta(_APPLIED)
+            self.applied: int = _OFFSET.unpack(stored)[0] if stored else 0
+        except BaseException:
+            self._database.close()
+            raise
+        self._written = self.applied
+        self._tokens: dict[str, AppliedToken] = {}
+        # The rows since the last write to RocksDB, and those before it: the older half is only
+        # there to be read again soon.
+        self._recent: dict[bytes, bytes] = {}
+        self._previous: dict[bytes, bytes] = {}
+        self._recent_bytes = 0
+        self._recent_puts = 0
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows of these keys (with their prefix); None where there is none."""
+        # `_recent` first: rows move from there to `_previous`, and from there to RocksDB.
+        generations = [rows for rows in (self._recent, self._previous) if rows]
+        if not generations:
+            return self._read(list(keys))
+        values: list[bytes | None] = list(map(generations[0].get, keys))
+        for rows in generations[1:]:
+            found = map(rows.get, keys)
+            values = [
+                old if old is not None else new for old, new in zip(values, found, strict=True)
+            ]
+        unknown = [at for at, value in enumerate(values) if value is None]
+        if unknown:
+            for at, value in zip(unknown, self._read([keys[at] for at in unknown]), strict=True):
+                values[at] = value
+        return [value or None for value in values]
+
+    def token(self, owner: str) -> AppliedToken | None:
+        """Return the owner's last applied token."""
+        if owner in self._tokens:
+            return self._tokens[owner]
+        stored = self._meta(_TOKEN_PREFIX + owner.encode())
+        if stored is None:
+            return None
+        epoch, batch, base_offset, end_offset = _TOKEN.unpack(stored)
+        return AppliedToken(Token(epoch, batch), base_offset, end_offset)
+
+    def remember(self, owner: str, applied: AppliedToken) -> None:
+        """Set the owner's last token; it reaches RocksDB with the next write."""
+        self._tokens[owner] = applied
+
+    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], applied: int) -> None:
+        """Set rows (an empty value deletes) and the applied offset, in memory; then write behind.
+
+        The log has the change already, so nothing here can make it fail: if RocksDB does not take
+        the rows now, memory keeps them and the next call tries again.
+        """
+        self._recent.update(zip(keys, values, strict=True))
+        self._recent_bytes += sum(map(len, keys)) + sum(map(len, values))
+        self._recent_puts += 1
+        self.applied = applied
+        if self._behind() >= 1:
+            try:
+                self.write_behind()
+            except (Retryable, CorruptView) as exc:
+                logger.warning("view %s is behind its log: %s", self.path, exc)
+
+    def make_room(self) -> None:
+        """Raise an error, mostly a Retryable one, if RocksDB has not taken rows for too long."""
+        if self._behind() >= _HARD_LIMIT:
+            self.write_behind()
+
+    def _behind(self) -> float:
+        options = self._options
+        return max(
+            self._recent_bytes / options.behind_max_bytes,
+            (self.applied - self._written) / options.behind_max_offsets,
+        )
+
+    def write_behind(self) -> None:
+        """Write the rows in memory to RocksDB: one write batch with offset and tokens."""
+        if self.applied == self._written and not self._recent and not self._tokens:
+            return
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for key, value in self._recent.items():
+            if value:
+                put(key, value)
+            else:
+                delete(key)
+        for owner, last in self._tokens.items():
+            stored = _TOKEN.pack(*last.token, last.base_offset, last.end_offset)
+            put(_TOKEN_PREFIX + owner.encode(), stored)
+        put(_APPLIED, _OFFSET.pack(self.applied))
+        hit("view.before_write")
+        self._write(batch)
+        hit("view.written")
+        # A put that filled the memory by itself is a bulk load: unlikely to be read again soon.
+        self._previous = self._recent if self._recent_puts > 1 else {}
+        self._recent, self._recent_bytes, self._recent_puts = {}, 0, 0
+        self._tokens = {}
+        self._written = self.applied
+
+    def flush(self) -> int:
+        """Make everything durable on disk; return the offset up to which it is."""
+        self.write_behind()
+        with _translated(self.path):
+            self._database.flush()
+        return self._written
+
+    def rows(self, batch_size: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield keys (without prefix) and values in key order, as of now.
+
+        An iterator that meets a corrupt block ends as if the data did, so the end is checked.
+        """
+        self.write_behind()
+        last = ROW_PREFIX
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        with _translated(self.path):
+            # Both iterators see the rows as of now. (A rocksdict Snapshot would not do: its `iter`
+            # shows later writes.)
+            at_end = self._database.iter()
+            items = cast(Iterator[tuple[bytes, bytes]], self._database.items(from_key=ROW_PREFIX))
+            for key, value in items:
+                keys.append(key[1:])
+                values.append(value)
+                last = key
+                if len(keys) == batch_size:
+                    yield keys, values
+                    keys, values = [], []
+            self._check_end(at_end, last)
+        if keys:
+            yield keys, values
+
+    def close(self) -> None:
+        """Write what is in memory and release the directory.
+
+        If it cannot be written now, it is replayed from the log by whoever opens the view next.
+        """
+        try:
+            self.write_behind()
+        except Retryable as exc:
+            logger.warning("view %s was closed behind its log: %s", self.path, exc)
+        finally:
+            self._database.close()
+
+    def _check_end(self, iterator: RdictIter, last: bytes) -> None:
+        """Raise if there is anything readable, or a damaged block, behind the last key."""
+        iterator.seek(last)
+        if iterator.valid() and iterator.key() == last:
+            iterator.next()
+        iterator.status()
+        if iterator.valid():
+            raise CorruptView(_rebuild(self.path, "iteration ended early"))
+
+    def _check_identity(self, identity: str) -> None:
+        version, known = self._meta(_FORMAT), self._meta(_IDENTITY)
+        if version is None:
+            batch = WriteBatch(raw_mode=True)
+            batch.put(_FORMAT, str(FORMAT_VERSION).encode())
+            batch.put(_IDENTITY, identity.encode())
+            self._write(batch)
+        elif version != str(FORMAT_VERSION).encode():
+            raise UnknownFormat(
+                f"view {self.path}: format {version.decode()}, this release reads "
+                f"{FORMAT_VERSION}; upgrade, or remove the directory to rebuild it from the log"
+            )
+        elif known != identity.encode():
+            raise CorruptView(
+                f"view {self.path} belongs to {(known or b'?').decode()}, not to {identity}; "
+                "remove the directory to rebuild it from the log"
+            )
+
+    def _meta(self, key: bytes) -> bytes | None:
+        return self._read([key])[0]
+
+    def _read(self, keys: list[bytes]) -> list[bytes | None]:
+        with _translated(self.path):
+            return cast(list[bytes | None], self._database.get(cast(list[Any], keys)))
+
+    def _write(self, batch: WriteBatch) -> None:
+        """Write; while RocksDB stalls, back off outside the call: it holds the interpreter lock."""
+        deadline = time.monotonic() + self._options.stall_deadline_s
+        delay_s = 0.005
+        with _translated(self.path):
+            if (
+                self._needs_flush
+            ):  # After a full disk, RocksDB refuses writes until a flush succeeds.
+                self._database.flush()
+                self._needs_flush = False
+            while True:
+                try:
+                    self._database.write(batch, self._write_options)
+                    return
+                except Exception as exc:
+                    if "Write stall" not in str(exc) or time.monotonic() > deadline:
+                        self._needs_flush = "Write stall" not in str(exc)
+                        raise
+                time.sleep(delay_s)
+                delay_s = min(delay_s * 2, 0.1)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Translate what rocksdict raises: bare exceptions with RocksDB's status as text."""
+    try:
+        yield
+    except CorruptView:
+        raise
+    except Exception as exc:
+        text = str(exc)
+        if "While lock file" in text or "lock hold by current process" in text:
+            raise InUse(
+                f"{path} is open in another process or handle; close that one first"
+            ) from exc
+        if "Corruption" in text:
+            raise CorruptView(_rebuild(path, text)) from exc
+        if "No space left" in text or "Disk quota" in text:
+            raise StorageFull(f"{path}: no room; make room and try again") from exc
+        if "IO error" in text or "Write stall" in text:
+            raise StorageUnavailable(f"{path}: {text}") from exc
+        raise
+
+
+def _rebuild(path: Path, reason: str) -> str:
+    return f"view {path}: {reason}; remove the directory to rebuild it from the log"

@@ -1,0 +1,1 @@
+"""The exactly-once writer: lock, fence, undo or redo, batches, commit."""

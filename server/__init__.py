@@ -1,0 +1,1 @@
+"""Tablet servers and their client over Arrow Flight, and the local cluster."""

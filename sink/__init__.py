@@ -1,0 +1,1 @@
+"""Spark: the foreachBatch sink, the data source, the tiering job."""

@@ -1,0 +1,122 @@
+"""What tests of all kinds share: Hypothesis profiles, buckets and tables in a temporary directory.
+
+Nothing is started here: no server, no Spark, no ZooKeeper.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+
+from merge_engine.bucket import Bucket
+from merge_engine.log import wall_clock_ms
+from merge_engine.options import BucketOptions
+from merge_engine.schema import Schema
+from merge_engine.schema_builder import SchemaBuilder
+from merge_engine.storage import LocalStorage, ObjectStorage
+from merge_engine.stored import SchemaHistory
+from merge_engine.table import Table
+
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=40)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def schema_of(**columns: tuple[pa.DataType, str]) -> Schema:
+    """Return a schema with the key `k`, a bigint, and these value columns: type and function."""
+    builder = SchemaBuilder().column("k", pa.int64()).primary_key("k")
+    for name, (data_type, function) in columns.items():
+        builder.agg_column(name, data_type, function)
+    return builder.build()
+
+
+SUMS = schema_of(a=(pa.int64(), "sum"), b=(pa.int64(), "sum"))
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    """Return a record batch of these columns; lists of Python values or Arrow arrays."""
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def rows_of(source: Bucket | Table) -> dict[int, tuple[Any, ...]]:
+    """Return everything that a scan shows: key -> values, in the order of the schema."""
+    found: dict[int, tuple[Any, ...]] = {}
+    for part in source.scan():
+        for row in part.to_pylist():
+            key, *values = row.values()
+            assert key not in found, f"the scan shows key {key} twice"
+            found[key] = tuple(values)
+    return found
+
+
+class BucketFactory:
+    """Opens buckets in a directory: `<name>/log` and `<name>/view`; closes them at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._opened: list[Bucket] = []
+
+    def __call__(
+        self,
+        schema: Schema | Sequence[Schema] = SUMS,
+        *,
+        name: str = "bucket",
+        storage: ObjectStorage | None = None,
+        view: str = "view",
+        identity: str = "test",
+        options: BucketOptions | None = None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> Bucket:
+        """Open a bucket; the same name again is the same bucket. Several schemas: a history."""
+        bucket = Bucket(
+            self.storage(name) if storage is None else storage,
+            self.view_path(name, view),
+            SchemaHistory([schema] if isinstance(schema, Schema) else schema),
+            identity=identity,
+            options=options,
+            clock_ms=clock_ms,
+        )
+        self._opened.append(bucket)
+        return bucket
+
+    def storage(self, name: str = "bucket") -> LocalStorage:
+        """Return where the log of this bucket is."""
+        return LocalStorage(self.log_path(name))
+
+    def log_path(self, name: str = "bucket") -> Path:
+        """Return the directory of the bucket's log."""
+        return self.directory / name / "log"
+
+    def view_path(self, name: str = "bucket", view: str = "view") -> Path:
+        """Return the directory of the bucket's RocksDB."""
+        return self.directory / name / view
+
+    def crash(self, name: str = "bucket", *, into: str) -> str:
+        """Copy the files of a bucket, open as it is: what a crash would leave. Return the copy."""
+        shutil.copytree(self.directory / name, self.directory / into)
+        return into
+
+    def close(self) -> None:
+        """Close all that was opened."""
+        for bucket in self._opened:
+            bucket.close()
+
+
+@pytest.fixture
+def bucket_factory(tmp_path: Path) -> Iterator[BucketFactory]:
+    """Open buckets below this test's directory."""
+    factory = BucketFactory(tmp_path)
+    yield factory
+    factory.close()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    """Return an empty table of four buckets: key `k`, sums `a` and `b`."""
+    with Table.create(tmp_path / "table", SUMS, buckets=4) as created:
+        yield created

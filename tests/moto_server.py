@@ -1,0 +1,70 @@
+"""An S3 API on loopback for tests: moto, in a thread of this process."""
+
+import logging
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class S3Server:
+    """A running server: `settings` open storages on it, `create_bucket` makes room for them."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._lock = threading.Lock()
+        self._buckets = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `open_storage` needs besides the URL. The credentials are made up."""
+        return {
+            "endpoint": self.endpoint,
+            "region": "us-east-1",
+            "access_key_id": "test",
+            "secret_access_key": "test",
+            "client_options": {"allow_http": True, "timeout": "20s"},
+            "retry_config": {"max_retries": 0},
+        }
+
+    def create_bucket(self) -> str:
+        """Create a new, empty bucket and return its URL."""
+        with self._lock:
+            self._buckets += 1
+            name = f"tallybook-{self._buckets}"
+        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
+        with urllib.request.urlopen(request, timeout=20):
+            return f"s3://{name}"
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Run an S3 server on 127.0.0.1 and a free port for the duration of the block."""
+    from moto.server import ThreadedMotoServer  # noqa: PLC0415
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    http: Any = server._server
+    http.app = _one_at_a_time(http.app)
+    try:
+        host, port = server.get_host_and_port()
+        yield S3Server(f"http://{host}:{port}")
+    finally:
+        server.stop()
+        http.server_close()
+
+
+def _one_at_a_time(app: Callable[..., Any]) -> Callable[..., Any]:
+    """Serve one request after the other.
+
+    S3 decides a conditional put in one step; moto looks first and stores later.
+    """
+    lock = threading.Lock()
+
+    def serve(environ: Any, start_response: Any) -> Any:
+        with lock:
+            return app(environ, start_response)
+
+    return serve

@@ -1,0 +1,76 @@
+"""A Spark session for tests: small, on loopback, and silent."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ONLY_ERRORS = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def needs_java() -> None:
+    """Skip the test where there is no Java to run Spark with."""
+    if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+        pytest.skip("Spark needs Java, and there is none on the PATH or in JAVA_HOME")
+
+
+@contextmanager
+def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
+    """Start a Spark session, stop it at the end.
+
+    `conf` may have underscores for dots: `quiet_spark(spark_sql_shuffle_partitions=4)`. There is
+    one session per process at a time: a fixture that uses this has the scope of its module.
+    """
+    needs_java()
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="tallybook-spark-") as directory:
+        logging = Path(directory, "log4j2.properties")
+        logging.write_text(_ONLY_ERRORS)
+        settings = {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()}",
+            "spark.driver.memory": "1g",
+            "spark.local.dir": directory,
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(Path(directory, "warehouse")),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+        settings |= {key.replace("_", "."): str(value) for key, value in conf.items()}
+        # The workers must run the interpreter of the tests, and Spark must not look up host names.
+        environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        try:
+            builder = SparkSession.builder.master(master).appName("tallybook-tests")
+            session = builder.config(map=settings).getOrCreate()
+            session.sparkContext.setLogLevel("ERROR")
+            try:
+                yield session
+            finally:
+                session.stop()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
