@@ -93,11 +93,9 @@ def _fold_column(
     if mode is AggMode.REPLACE:
         last = np.append(groups.starts[1:], len(groups.order)) - 1
         return values.take(pa.array(groups.order[last]))
-    index = pa.array(groups.order)
     if mode is AggMode.MERGE_STATE:
-        return function.fold(values.take(index), groups.starts)
-    ordered = None if order is None else order.take(index)
-    return function.accumulate(values.take(index), ordered, groups.starts)
+        return function.fold(values.take(pa.array(groups.order)), groups.starts)
+    return function.accumulate_rows(values, order, groups.order, groups.starts)
 
 
 def _after_last_delete(groups: Groups, deletes: Flags) -> tuple[Groups, Flags, Flags]:

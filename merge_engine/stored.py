@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from merge_engine import ragged
 from merge_engine.errors import CorruptView, SchemaError, UnknownColumn, UnknownFormat
@@ -64,8 +65,8 @@ class SchemaHistory:
 
     def row_keys(self, encoded_keys: pa.BinaryArray) -> list[bytes]:
         """Return encoded keys as the view stores them."""
-        prefix = pa.array([ROW_PREFIX] * len(encoded_keys), pa.binary())
-        return ragged.to_pybytes_list(ragged.join([prefix, encoded_keys]))
+        prefix = pa.scalar(ROW_PREFIX, pa.binary())
+        return ragged.to_pybytes_list(pc.binary_join_element_wise(prefix, encoded_keys, b""))
 
     def encode(self, rows: StoredRows) -> list[bytes]:
         """Return the rows' bytes; empty where no column is touched, for then there is no row."""

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+Rows = npt.NDArray[np.int64]
 Starts = npt.NDArray[np.int64]
 
 
@@ -154,6 +155,14 @@ class AggregateFunction(ABC):
             fault.index = int(np.searchsorted(starts, fault.index, side="right")) - 1
             raise
         return self.fold(states, starts)
+
+    def accumulate_rows(
+        self, values: pa.Array, order: pa.Array | None, rows: Rows, starts: Starts
+    ) -> pa.Array:
+        """Accumulate `values[rows]`; for functions that need not look at every row of a run."""
+        index = pa.array(rows)
+        ordered = None if order is None else order.take(index)
+        return self.accumulate(values.take(index), ordered, starts)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AggregateFunction):

@@ -20,7 +20,7 @@ from merge_engine.aggregates.arrays import (
     to_numbers,
     valid_mask,
 )
-from merge_engine.aggregates.base import AggregateFunction, Fault, Starts
+from merge_engine.aggregates.base import AggregateFunction, Fault, Rows, Starts
 from merge_engine.types import type_name
 
 NUMBER_TYPES = "TINYINT, SMALLINT, INT, BIGINT, FLOAT, DOUBLE and DECIMAL"
@@ -122,6 +122,13 @@ class Count(Sum):
         if values.null_count == 0:
             return pa.array(run_lengths(starts, len(values)), pa.int64())
         return pa.array(count_in_runs(valid_mask(values), starts))
+
+    def accumulate_rows(
+        self, values: pa.Array, order: pa.Array | None, rows: Rows, starts: Starts
+    ) -> pa.Array:
+        if values.null_count == 0:
+            return pa.array(run_lengths(starts, len(rows)), pa.int64())
+        return super().accumulate_rows(values, order, rows, starts)
 
     def finish(self, states: pa.Array) -> pa.Array:
         return pc.fill_null(states, 0)

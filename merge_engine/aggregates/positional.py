@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merge_engine.aggregates.arrays import Indices, Mask, choose, valid_mask
-from merge_engine.aggregates.base import AggregateFunction, Fault, Starts
+from merge_engine.aggregates.base import AggregateFunction, Fault, Rows, Starts
 from merge_engine.aggregates.ordering import ORDERED_TYPES, Preference, is_ordered, pick_end
 from merge_engine.aggregates.parameters import read_name, read_type
 from merge_engine.types import type_name
@@ -94,6 +94,14 @@ class _Positional(AggregateFunction):
             order = None
         winners = pa.array(self._pick(values, order, starts))
         return self.lift(values.take(winners), None if order is None else order.take(winners))
+
+    def accumulate_rows(
+        self, values: pa.Array, order: pa.Array | None, rows: Rows, starts: Starts
+    ) -> pa.Array:
+        if self._order_by is None and not (self.ignores_nulls and values.null_count):
+            ends = pick_end(len(rows), starts, newest=self.preference.newest)
+            return self.lift(values.take(pa.array(rows[ends])))
+        return super().accumulate_rows(values, order, rows, starts)
 
     def finish(self, states: pa.Array) -> pa.Array:
         return states if self._order_by is None else pc.struct_field(states, "value")

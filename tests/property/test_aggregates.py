@@ -98,6 +98,12 @@ def test_the_fast_ways_to_reduce_runs_mean_the_same_as_combine(
     by_combine = AggregateFunction.fold(function, lifted, starts)
     assert_same(function.fold(lifted, starts), by_combine)
     assert_same(function.accumulate(values, order, starts), by_combine)
+    shuffled = np.array(data.draw(st.permutations(range(len(values)))), np.int64)
+    places = np.argsort(shuffled)
+    scattered = values.take(pa.array(shuffled))
+    scattered_order = None if order is None else order.take(pa.array(shuffled))
+    by_rows = function.accumulate_rows(scattered, scattered_order, places, starts)
+    assert_same(by_rows, function.accumulate(values, order, starts))
 
 
 @each_function

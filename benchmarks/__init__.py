@@ -1,0 +1,1 @@
+"""What Tallybook can do, measured beside its baselines: `python -m benchmarks --help`."""
