@@ -9,7 +9,7 @@ all before leaves no trace, and all after is repeated from the log when the buck
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
@@ -314,20 +314,24 @@ class Bucket:
         return row_keys, merged
 
     def _write(self, plan: Plan, kind: SegmentKind, undo_from: int | None = None) -> PutResult:
-        """Log the changes, then apply them. Without changes, only the token is remembered."""
-        base = self._log.end
-        if plan.row_keys:
+        """Log the changes, then apply them. Without changes, only a token is worth a segment."""
+        base, rows = self._log.end, len(plan.row_keys)
+        if rows or plan.token is not None:
             # Encoded first: behind the append nothing may fail that did not fail before it.
             values = self._history.encode(plan.merged.after)
-            self._log.append(self._to_segment(plan, kind, undo_from))
+            header = self._log.append(self._to_segment(plan, kind, undo_from))
             hit("put.logged")
-        # The token first: it must be in the write to RocksDB that has the offset, and so the rows.
-        if plan.token is not None:
-            self._view.remember(plan.owner, AppliedToken(plan.token, base, self._log.end))
-        if plan.row_keys:
-            self._view.apply(plan.row_keys, values, self._log.end)
+            self._apply(header, plan.row_keys, values)
             hit("put.applied")
-        return PutResult(base_offset=base, end_offset=self._log.end)
+        return PutResult(base_offset=base, end_offset=base + rows)
+
+    def _apply(self, header: SegmentHeader, row_keys: list[bytes], values: list[bytes]) -> None:
+        # The token first: it must be in the write to RocksDB that has the offset, and so the rows.
+        if header.token is not None:
+            end_offset = header.base_offset + header.rows
+            applied = AppliedToken(header.token, header.base_offset, end_offset)
+            self._view.remember(header.owner, applied)
+        self._view.apply(row_keys, values, header.end_offset)
 
     def _to_segment(self, plan: Plan, kind: SegmentKind, undo_from: int | None) -> Segment:
         update, changed = plan.update, pa.array(plan.merged.changed)
@@ -345,6 +349,8 @@ class Bucket:
             agg_mode=update.mode,
             undo_from=undo_from,
         )
+        if not plan.row_keys:
+            return Segment(replace(header, column_ids=()), {}, {})
         key_ids = [column.id for column in self._history.current.key_columns]
         keys = [array.filter(changed) for array in update.keys]
         changes = dict(zip(header.column_ids, plan.merged.changes, strict=True))
@@ -375,17 +381,14 @@ class Bucket:
 
     def _replay(self, segment: Segment) -> None:
         """Apply a segment's after-states; what was merged once is not merged again."""
-        header, history = segment.header, self._history
+        history = self._history
         row_keys: list[bytes] = []
         values: list[bytes] = []
         if segment.changes:
             keys = [segment.keys[column.id] for column in history.current.key_columns]
             row_keys = history.row_keys(history.key_codec.encode(keys))
             values = history.encode(self._rows_after(segment, row_keys))
-        if header.token is not None:
-            applied = AppliedToken(header.token, header.base_offset, header.end_offset)
-            self._view.remember(header.owner, applied)
-        self._view.apply(row_keys, values, header.end_offset)
+        self._apply(segment.header, row_keys, values)
 
     def _rows_after(self, segment: Segment, row_keys: list[bytes]) -> StoredRows:
         """Return whole rows; those columns that the segment does not have come from the view."""

@@ -10,7 +10,8 @@ Layout of a segment object, named by its base offset in 20 digits:
 The trailer stands behind the end-of-stream mark, so any Arrow reader can open a segment. Columns,
 by column id: `key.<id>`, then `operation` (0 upsert, 1 delete) and, per written column,
 `touched_before.<id>`, `before.<id>`, `touched_after.<id>`, `after.<id>` (states). One offset per
-row; `leader` and `empty` segments have no rows and take one offset.
+row; a segment without rows takes one offset: `leader`, `empty`, and a write that changed nothing
+but has a token to remember.
 """
 
 import json

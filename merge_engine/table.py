@@ -180,17 +180,18 @@ class Table:
         schema = self.schema
         key_columns = read_keys(as_arrow(keys), schema)
         chosen = schema.values(columns)
+        partitions = dict(self._catalog.partitions)
         known = [
             target
             for target in route(schema, key_columns, self._catalog.buckets)
-            if target.partition_key in self._catalog.partitions
+            if target.partition_key in partitions
         ]
 
         def look(target: Route) -> pa.RecordBatch:
             index = pa.array(target.positions)
-            return self.bucket(self._bucket_id(target)).lookup_keys(
-                [array.take(index) for array in key_columns], chosen
-            )
+            bucket_id = BucketId(partitions[target.partition_key], target.bucket)
+            keys_there = [array.take(index) for array in key_columns]
+            return self.bucket(bucket_id).lookup_keys(keys_there, chosen)
 
         found = self._buckets.map(look, known)
         place = np.full(len(key_columns[0]), -1, np.int64)

@@ -251,9 +251,8 @@ class View:
         deadline = time.monotonic() + self._options.stall_deadline_s
         delay_s = 0.005
         with _translated(self.path):
-            if (
-                self._needs_flush
-            ):  # After a full disk, RocksDB refuses writes until a flush succeeds.
+            # After a full disk, RocksDB refuses writes until a flush succeeds.
+            if self._needs_flush:
                 self._database.flush()
                 self._needs_flush = False
             while True:

@@ -116,6 +116,12 @@ def bucket_factory(tmp_path: Path) -> Iterator[BucketFactory]:
 
 
 @pytest.fixture
+def bucket(bucket_factory: BucketFactory) -> Bucket:
+    """Return an empty bucket: key `k`, sums `a` and `b`."""
+    return bucket_factory(SUMS)
+
+
+@pytest.fixture
 def table(tmp_path: Path) -> Iterator[Table]:
     """Return an empty table of four buckets: key `k`, sums `a` and `b`."""
     with Table.create(tmp_path / "table", SUMS, buckets=4) as created:

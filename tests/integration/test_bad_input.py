@@ -1,14 +1,5 @@
-"""Bad input, damage and full disks: nothing changes, and the error names the culprit."""
+"""Bad input: nothing changes, and the error names the culprit."""
 
-import json
-import random
-import shutil
-import struct
-import subprocess
-import sys
-import textwrap
-import threading
-import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -16,34 +7,23 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import xxhash
 
-from merge_engine.bucket import Bucket
 from merge_engine.errors import (
     BatchTooLarge,
-    CorruptSegment,
-    CorruptView,
-    InUse,
     InvalidInput,
     InvalidKey,
     InvalidValue,
-    LogGap,
     MissingColumn,
     Overflow,
-    Retryable,
-    StorageFull,
     TallybookError,
     UnknownColumn,
-    UnknownFormat,
     WrongType,
 )
 from merge_engine.options import BucketOptions
 from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.segment import AggMode, Token, segment_name
-from merge_engine.storage import LocalStorage
-from merge_engine.stored import SchemaHistory
+from merge_engine.segment import AggMode, Token
 from merge_engine.table import Table
-from tests.conftest import batch, rows_of, schema_of
+from tests.conftest import rows_of
 
 SCHEMA = (
     SchemaBuilder()
@@ -70,10 +50,6 @@ def customers(tmp_path: Path) -> Iterator[Table]:
 def state_of(table: Table) -> Any:
     """Return all that a call could change: rows, and where the log of each bucket ends."""
     return rows_of(table), table.end_offsets()
-
-
-def cents(text: str) -> pa.Array:
-    return pa.array([Decimal(text)], pa.decimal128(5, 2))
 
 
 Case = tuple[dict[str, Any], dict[str, Any], type[TallybookError], str]
@@ -366,333 +342,3 @@ def test_a_table_is_created_once_and_opened_only_where_there_is_one(
         Table.create(tmp_path / "none", SCHEMA, buckets=0)
     assert not (tmp_path / "nowhere").exists()
     assert state_of(customers) == before
-
-
-# Damage in the log
-
-
-@pytest.fixture
-def closed_table(tmp_path: Path) -> Path:
-    """A closed table of one bucket with segments at 0 (leader), 1 and 3, and no view."""
-    schema = schema_of(a=(pa.int64(), "sum"))
-    with Table.create(tmp_path / "table", schema, buckets=1) as table:
-        table.put({"k": [1, 2], "a": [1, 2]})
-        table.put({"k": [1], "a": [10]})
-    shutil.rmtree(tmp_path / "table" / "view")
-    return tmp_path / "table"
-
-
-def log_of(table: Path) -> Path:
-    return table / "log" / "table" / "0"
-
-
-def open_and_read(table: Path) -> Any:
-    with Table.open(table) as opened:
-        return rows_of(opened)
-
-
-def test_a_flipped_bit_in_a_segment_is_reported_with_file_and_offset(closed_table: Path) -> None:
-    path = log_of(closed_table) / segment_name(1)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
-    names = sorted(path.name for path in log_of(closed_table).iterdir())
-    with pytest.raises(CorruptSegment) as caught:
-        open_and_read(closed_table)
-    assert f"segment {segment_name(1)} (log offset 1): checksum mismatch" in str(caught.value)
-    assert str(log_of(closed_table)) in str(caught.value)
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
-    assert open_and_read(closed_table) == {1: (11,), 2: (2,)}
-    assert set(names) < {path.name for path in log_of(closed_table).iterdir()}
-
-
-def test_a_segment_of_a_newer_format_is_reported_with_both_versions(closed_table: Path) -> None:
-    path = log_of(closed_table) / segment_name(3)
-    body = bytearray(path.read_bytes()[:-8])
-    body[-10:-8] = struct.pack("<H", 9)
-    path.write_bytes(body + struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(body))))
-    with pytest.raises(UnknownFormat) as caught:
-        open_and_read(closed_table)
-    assert "(log offset 3): format version 9, this release reads 1; upgrade" in str(caught.value)
-    assert str(log_of(closed_table)) in str(caught.value)
-
-
-def test_a_missing_segment_is_reported_with_file_and_place(closed_table: Path) -> None:
-    (log_of(closed_table) / segment_name(1)).unlink()
-    with pytest.raises(LogGap) as caught:
-        open_and_read(closed_table)
-    assert f"segment {segment_name(1)} is missing from" in str(caught.value)
-    assert str(log_of(closed_table)) in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["table.json", "schema/00000001.json"])
-def test_a_description_of_a_newer_format_is_refused(closed_table: Path, name: str) -> None:
-    path = closed_table / name
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"format": 9}))
-    with pytest.raises(UnknownFormat, match=r"has format 9, .* reads (format )?1.*; upgrade"):
-        Table.open(closed_table)
-
-
-def test_a_damaged_description_is_reported_by_name(closed_table: Path) -> None:
-    (closed_table / "table.json").write_text("{")
-    with pytest.raises(CorruptSegment, match=r"table\.json in .* is damaged"):
-        Table.open(closed_table)
-
-
-# Two processes
-
-HOLDER = """
-    import sys
-    from merge_engine.table import Table
-
-    with Table.open(sys.argv[1]) as table:
-        table.put({"k": [1], "a": [100]})
-        print("open", flush=True)
-        sys.stdin.readline()
-        table.put({"k": [1], "a": [1000]})
-"""
-
-
-def test_a_second_process_is_told_that_the_bucket_is_in_use_and_harms_nobody(
-    closed_table: Path,
-) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOLDER), str(closed_table)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        with Table.open(closed_table) as table:
-            with pytest.raises(InUse) as caught:
-                table.put({"k": [1], "a": [5]})
-            view = closed_table / "view" / "table" / "0"
-            assert str(caught.value) == (
-                f"{view} is open in another process or handle; close that one first"
-            )
-            with pytest.raises(InUse):
-                table.lookup({"k": [1]})
-            process.communicate("go on\n", timeout=30)
-            assert process.returncode == 0
-            assert rows_of(table) == {1: (1111,), 2: (2,)}, "it can be opened when it is free"
-    finally:
-        process.kill()
-        process.wait()
-
-
-# Full disks
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB; skips where this process may not mount one."""
-    directory = tmp_path / "small"
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(directory)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode != 0:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield directory
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
-
-
-TEXTS = schema_of(text=(pa.string(), "last_value"))
-
-
-def random_texts(seed: int, count: int) -> list[str]:
-    """Texts that no compression makes small."""
-    source = random.Random(seed)
-    return [source.randbytes(1000).hex() for _ in range(count)]
-
-
-def put_until_refused(bucket: Bucket, model: dict[int, str]) -> TallybookError:
-    """Put new rows, ten at a time, until one is refused; the model has those that were not."""
-    for turn in range(1000):
-        keys = list(range(turn * 10, turn * 10 + 10))
-        texts = random_texts(turn, 10)
-        try:
-            bucket.put(batch(k=keys, text=texts), owner="me", token=Token(1, turn))
-        except TallybookError as exc:
-            return exc
-        model.update(zip(keys, texts, strict=True))
-    raise AssertionError("the disk was never full")
-
-
-def texts_of(bucket: Bucket) -> dict[int, str]:
-    return {key: text for key, (text,) in rows_of(bucket).items()}
-
-
-def test_with_a_full_log_disk_a_put_changes_nothing_and_goes_on_when_there_is_room(
-    small_disk: Path, tmp_path: Path
-) -> None:
-    filler = small_disk / "filler"
-    filler.write_bytes(bytes(2 << 20))
-    storage = LocalStorage(small_disk / "log")
-    bucket = Bucket(storage, tmp_path / "view", SchemaHistory([TEXTS]), identity="full")
-    model: dict[int, str] = {}
-    refused = put_until_refused(bucket, model)
-    assert type(refused) is StorageFull
-    assert str(refused).startswith(f"no room to create {small_disk / 'log'}")
-    assert str(refused).endswith("; nothing was written; make room and try again")
-    assert model
-    names, end = storage.names(), bucket.end_offset
-    assert texts_of(bucket) == model
-    with pytest.raises(StorageFull):
-        bucket.put(batch(k=[1], text=["".join(random_texts(-1, 20))]))
-    assert (storage.names(), bucket.end_offset) == (names, end)
-    assert [path.name for path in sorted((small_disk / "log").iterdir())] == names
-    filler.unlink()
-    token = Token(1, len(model) // 10)
-    assert not bucket.put(batch(k=[1], text=["after"]), owner="me", token=token).repeated
-    model[1] = "after"
-    assert texts_of(bucket) == model
-    bucket.close()
-    rebuilt = Bucket(storage, tmp_path / "new-view", SchemaHistory([TEXTS]), identity="full")
-    assert texts_of(rebuilt) == model
-    rebuilt.close()
-
-
-def test_with_a_full_view_disk_puts_stay_committed_until_the_limit_and_it_goes_on_with_room(
-    small_disk: Path, tmp_path: Path
-) -> None:
-    filler = small_disk / "filler"
-    filler.write_bytes(bytes(2 << 20))
-    storage = LocalStorage(tmp_path / "log")
-    options = BucketOptions(
-        behind_max_bytes=64 << 10, write_buffer_bytes=128 << 10, stall_deadline_s=0.1
-    )
-    bucket = Bucket(
-        storage, small_disk / "view", SchemaHistory([TEXTS]), identity="full", options=options
-    )
-    model: dict[int, str] = {}
-    refused = put_until_refused(bucket, model)
-    assert isinstance(refused, Retryable)
-    assert str(small_disk / "view") in str(refused)
-    assert bucket.end_offset == 1 + len(model), "what was refused must not be in the log"
-    keys = list(model)
-    assert bucket.lookup(batch(k=keys)).column("text").to_pylist() == list(model.values())
-    last = bucket.last_token("me")
-    assert last is not None
-    assert last.token == Token(1, len(model) // 10 - 1)
-    elsewhere = Bucket(
-        _copied(storage, tmp_path / "copy"),
-        tmp_path / "copied-view",
-        SchemaHistory([TEXTS]),
-        identity="full",
-    )
-    assert texts_of(elsewhere) == model, "the log alone must have every put"
-    elsewhere.close()
-
-    filler.unlink()
-    # RocksDB looks by itself every five seconds whether there is room again.
-    _until_it_works(lambda: bucket.put(batch(k=[1], text=["after"])), deadline_s=40)
-    model[1] = "after"
-    assert texts_of(bucket) == model
-    bucket.close()
-    reopened = Bucket(
-        storage, small_disk / "view", SchemaHistory([TEXTS]), identity="full", options=options
-    )
-    assert texts_of(reopened) == model
-    reopened.close()
-
-
-def _copied(storage: LocalStorage, directory: Path) -> LocalStorage:
-    copy = LocalStorage(directory)
-    for name in storage.names():
-        copy.create(name, storage.read(name))
-    return copy
-
-
-def _until_it_works(call: Callable[[], object], *, deadline_s: float) -> None:
-    """Call again while the answer is a Retryable error, as a caller should."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        try:
-            call()
-            return
-        except Retryable:
-            if time.monotonic() > deadline:
-                raise
-            threading.Event().wait(0.05)
-
-
-# Damage in the view
-
-ROWS = 3000
-
-
-def _flipped(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    for at in range(position, position + 8):
-        data[at] ^= 0x55
-    path.write_bytes(data)
-
-
-@pytest.fixture(scope="module")
-def large_bucket(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
-    """A closed bucket of many blocks, all of them in SST files."""
-    directory = tmp_path_factory.mktemp("large")
-    model = dict(enumerate(text[:400] for text in random_texts(0, ROWS)))
-    bucket = _open_large(directory)
-    bucket.put(batch(k=list(model), text=list(model.values())))
-    bucket.flush()
-    bucket.close()
-    return directory, model
-
-
-def _open_large(directory: Path) -> Bucket:
-    storage, history = LocalStorage(directory / "log"), SchemaHistory([TEXTS])
-    return Bucket(storage, directory / "view", history, identity="large")
-
-
-@pytest.mark.parametrize("part", [0.1, 0.35, 0.5, 0.77, 0.9])
-def test_flipped_bytes_in_the_view_are_noticed_by_every_read_path(
-    large_bucket: tuple[Path, dict[int, str]], tmp_path: Path, part: float
-) -> None:
-    original, model = large_bucket
-    directory = tmp_path / "bucket"
-    shutil.copytree(original, directory)
-    largest = max((directory / "view").glob("*.sst"), key=lambda path: path.stat().st_size)
-    assert largest.stat().st_size > 500_000
-    _flipped(largest, int(largest.stat().st_size * part))
-    bucket = _open_large(directory)
-    try:
-        end = bucket.end_offset
-        damaged: list[list[int]] = []
-        messages: list[str] = []
-        for start in range(0, ROWS, 10):
-            keys = list(range(start, start + 10))
-            try:
-                found = bucket.lookup(batch(k=keys)).column("text").to_pylist()
-            except CorruptView as exc:
-                damaged.append(keys)
-                messages.append(str(exc))
-            else:
-                assert found == [model[key] for key in keys], "a damaged row was read as another"
-        assert 1 <= len(damaged) <= 5, "one block was damaged"
-        for message in messages:
-            assert str(directory / "view") in message
-            assert "remove the directory to rebuild it from the log" in message
-        with pytest.raises(CorruptView, match="remove the directory to rebuild it"):
-            list(bucket.scan())
-        with pytest.raises(CorruptView, match="remove the directory to rebuild it"):
-            list(bucket.scan(batch_size=7))
-        with pytest.raises(CorruptView, match="remove the directory to rebuild it"):
-            bucket.put(batch(k=damaged[0], text=["new"] * 10))
-        assert bucket.end_offset == end
-        bucket.put(batch(k=[-1], text=["new"]))
-    finally:
-        bucket.close()
-    shutil.rmtree(directory / "view")
-    rebuilt = _open_large(directory)
-    assert texts_of(rebuilt) == model | {-1: "new"}
-    rebuilt.close()

@@ -35,6 +35,7 @@ from merge_engine.storage import (
 )
 from merge_engine.table import Table
 from tests.conftest import SUMS, rows_of
+from tests.faulty_storage import interrupt
 from tests.moto_server import S3Server, s3_server
 
 
@@ -146,10 +147,6 @@ def test_a_storage_says_where_it_is(storage: ObjectStorage) -> None:
 @pytest.fixture
 def local(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "objects")
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""A table that cannot be used as it lies there: damaged, of a newer format, or in use."""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+
+from merge_engine.errors import CorruptSegment, InUse, LogGap, UnknownFormat
+from merge_engine.segment import segment_name
+from merge_engine.table import Table
+from tests.conftest import rows_of, schema_of
+
+
+@pytest.fixture
+def closed_table(tmp_path: Path) -> Path:
+    """A closed table of one bucket with segments at 0 (leader), 1 and 3, and no view."""
+    schema = schema_of(a=(pa.int64(), "sum"))
+    with Table.create(tmp_path / "table", schema, buckets=1) as table:
+        table.put({"k": [1, 2], "a": [1, 2]})
+        table.put({"k": [1], "a": [10]})
+    shutil.rmtree(tmp_path / "table" / "view")
+    return tmp_path / "table"
+
+
+def log_of(table: Path) -> Path:
+    return table / "log" / "table" / "0"
+
+
+def open_and_read(table: Path) -> Any:
+    with Table.open(table) as opened:
+        return rows_of(opened)
+
+
+def test_a_flipped_bit_in_a_segment_is_reported_with_file_and_offset(closed_table: Path) -> None:
+    path = log_of(closed_table) / segment_name(1)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    names = sorted(path.name for path in log_of(closed_table).iterdir())
+    with pytest.raises(CorruptSegment) as caught:
+        open_and_read(closed_table)
+    assert f"segment {segment_name(1)} (log offset 1): checksum mismatch" in str(caught.value)
+    assert str(log_of(closed_table)) in str(caught.value)
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    assert open_and_read(closed_table) == {1: (11,), 2: (2,)}
+    assert set(names) < {path.name for path in log_of(closed_table).iterdir()}
+
+
+def test_a_segment_of_a_newer_format_is_reported_with_both_versions(closed_table: Path) -> None:
+    path = log_of(closed_table) / segment_name(3)
+    body = bytearray(path.read_bytes()[:-8])
+    body[-10:-8] = struct.pack("<H", 9)
+    path.write_bytes(body + struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(body))))
+    with pytest.raises(UnknownFormat) as caught:
+        open_and_read(closed_table)
+    assert "(log offset 3): format version 9, this release reads 1; upgrade" in str(caught.value)
+    assert str(log_of(closed_table)) in str(caught.value)
+
+
+def test_a_missing_segment_is_reported_with_file_and_place(closed_table: Path) -> None:
+    (log_of(closed_table) / segment_name(1)).unlink()
+    with pytest.raises(LogGap) as caught:
+        open_and_read(closed_table)
+    assert f"segment {segment_name(1)} is missing from" in str(caught.value)
+    assert str(log_of(closed_table)) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["table.json", "schema/00000001.json"])
+def test_a_description_of_a_newer_format_is_refused(closed_table: Path, name: str) -> None:
+    path = closed_table / name
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"format": 9}))
+    with pytest.raises(UnknownFormat, match=r"has format 9, .* reads (format )?1.*; upgrade"):
+        Table.open(closed_table)
+
+
+def test_a_damaged_description_is_reported_by_name(closed_table: Path) -> None:
+    (closed_table / "table.json").write_text("{")
+    with pytest.raises(CorruptSegment, match=r"table\.json in .* is damaged"):
+        Table.open(closed_table)
+
+
+# Two processes
+
+
+HOLDER = """
+    import sys
+    from merge_engine.table import Table
+
+    with Table.open(sys.argv[1]) as table:
+        table.put({"k": [1], "a": [100]})
+        print("open", flush=True)
+        sys.stdin.readline()
+        table.put({"k": [1], "a": [1000]})
+"""
+
+
+def test_a_second_process_is_told_that_the_bucket_is_in_use_and_harms_nobody(
+    closed_table: Path,
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLDER), str(closed_table)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with Table.open(closed_table) as table:
+            with pytest.raises(InUse) as caught:
+                table.put({"k": [1], "a": [5]})
+            view = closed_table / "view" / "table" / "0"
+            assert str(caught.value) == (
+                f"{view} is open in another process or handle; close that one first"
+            )
+            with pytest.raises(InUse):
+                table.lookup({"k": [1]})
+            process.communicate("go on\n", timeout=30)
+            assert process.returncode == 0
+            assert rows_of(table) == {1: (1111,), 2: (2,)}, "it can be opened when it is free"
+    finally:
+        process.kill()
+        process.wait()

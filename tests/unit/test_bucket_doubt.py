@@ -1,0 +1,92 @@
+"""Puts whose create fails or may have failed: counted once, and found out by the next call."""
+
+from collections.abc import Callable
+
+import pytest
+
+from merge_engine.errors import StorageFull, StorageUnavailable, UnknownOutcome
+from merge_engine.segment import Token
+from tests.buckets import add
+from tests.conftest import BucketFactory, batch, rows_of
+from tests.faulty_storage import (
+    FaultyStorage,
+    done_but_unknown,
+    no_room,
+    not_done_and_unknown,
+    sent_twice,
+    still_on_its_way,
+    unreachable,
+)
+
+
+@pytest.fixture
+def faulty(bucket_factory: BucketFactory) -> FaultyStorage:
+    return FaultyStorage(bucket_factory.log_path())
+
+
+@pytest.mark.parametrize("fault", [done_but_unknown, sent_twice])
+def test_a_put_whose_segment_is_there_after_all_is_a_put(
+    bucket_factory: BucketFactory, faulty: FaultyStorage, fault: Callable[..., None]
+) -> None:
+    bucket = bucket_factory(storage=faulty)
+    faulty.faults = [fault]
+    result = bucket.put(batch(k=[1], a=[1]), owner="me", token=Token(1, 1))
+    assert (result.base_offset, result.end_offset, result.repeated) == (1, 2, False)
+    assert bucket.put(batch(k=[1], a=[1]), owner="me", token=Token(1, 1)).repeated
+    assert rows_of(bucket) == {1: (1, None)}
+
+
+def test_a_put_of_unknown_outcome_is_found_out_by_the_next_call(
+    bucket_factory: BucketFactory, faulty: FaultyStorage
+) -> None:
+    bucket = bucket_factory(storage=faulty)
+    faulty.faults = [done_but_unknown, unreachable]
+    with pytest.raises(UnknownOutcome):
+        add(bucket, [1], [1], owner="me", token=Token(1, 1))
+    again = bucket.put(batch(k=[1], a=[1]), owner="me", token=Token(1, 1))
+    assert (again.base_offset, again.end_offset, again.repeated) == (1, 2, True)
+    assert rows_of(bucket) == {1: (1, None)}
+
+
+def test_a_put_whose_request_never_arrives_is_done_once_when_tried_again(
+    bucket_factory: BucketFactory, faulty: FaultyStorage
+) -> None:
+    bucket = bucket_factory(storage=faulty)
+    faulty.faults = [still_on_its_way]
+    with pytest.raises(StorageUnavailable, match="nothing was written; try again"):
+        add(bucket, [1], [1], owner="me", token=Token(1, 1))
+    assert rows_of(bucket) == {}
+    faulty.deliver_late()
+    assert not bucket.put(batch(k=[1], a=[1]), owner="me", token=Token(1, 1)).repeated
+    assert rows_of(bucket) == {1: (1, None)}
+    copy = bucket_factory(name=bucket_factory.crash(into="copy"))
+    assert rows_of(copy) == {1: (1, None)}
+
+
+@pytest.mark.parametrize("fault", [no_room, unreachable, not_done_and_unknown])
+def test_a_put_that_failed_for_certain_changes_nothing_and_the_bucket_goes_on(
+    bucket_factory: BucketFactory, faulty: FaultyStorage, fault: Callable[..., None]
+) -> None:
+    bucket = bucket_factory(storage=faulty)
+    add(bucket, [1], [1])
+    faulty.faults = [fault]
+    with pytest.raises((StorageFull, StorageUnavailable)):
+        add(bucket, [1, 2], [10, 10], owner="me", token=Token(1, 1))
+    assert bucket.last_token("me") is None
+    assert rows_of(bucket) == {1: (1, None)}
+    assert bucket.lookup(batch(k=[1])).column("a").to_pylist() == [1]
+    add(bucket, [1], [2])
+    assert rows_of(bucket) == {1: (3, None)}
+
+
+def test_a_lookup_beside_a_doubt_shows_the_rows_before_it_or_after_it(
+    bucket_factory: BucketFactory, faulty: FaultyStorage
+) -> None:
+    bucket = bucket_factory(storage=faulty)
+    add(bucket, [1, 2], [1, 2])
+    faulty.faults = [done_but_unknown, unreachable]
+    with pytest.raises(UnknownOutcome):
+        add(bucket, [1, 2], [10, 10])
+    found = bucket.lookup(batch(k=[1, 2])).column("a").to_pylist()
+    assert found in ([1, 2], [11, 12])
+    assert rows_of(bucket) == {1: (11, None), 2: (12, None)}

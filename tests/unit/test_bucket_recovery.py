@@ -1,0 +1,151 @@
+"""A bucket that is opened again: after a close, a crash, a lost view, a second leader."""
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from merge_engine.errors import CorruptView, Deposed, InUse, InvalidInput, LogGap
+from merge_engine.segment import Token, segment_name
+from tests.buckets import add, delete
+from tests.conftest import BucketFactory, batch, rows_of
+
+
+def test_a_bucket_that_was_closed_and_opened_again_is_the_same(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1, 2], [1, 2])
+    bucket.close()
+    bucket.close()
+    reopened = bucket_factory()
+    assert rows_of(reopened) == {1: (1, None), 2: (2, None)}
+    assert reopened.term == 3
+    assert add(reopened, [1], [1]) == 1
+    assert rows_of(reopened)[1] == (2, None)
+
+
+def test_a_closed_bucket_says_so(bucket_factory: BucketFactory) -> None:
+    bucket = bucket_factory()
+    bucket.close()
+    calls: list[Callable[[], object]] = [
+        lambda: add(bucket, [1], [1]),
+        lambda: bucket.lookup(batch(k=[1])),
+        lambda: list(bucket.scan()),
+        lambda: list(bucket.read_log(0)),
+        lambda: bucket.undo("me", ["a"], 0),
+        bucket.flush,
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput, match="the bucket is closed; open it again"):
+            call()
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_a_crash_leaves_is_the_whole_table(
+    bucket_factory: BucketFactory, flushed: bool
+) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1, 2, 3], [1, 2, 3])
+    if flushed:
+        bucket.flush()
+    add(bucket, [1], [10])
+    delete(bucket, 2)
+    copy = bucket_factory(name=bucket_factory.crash(into="copy"))
+    assert rows_of(copy) == rows_of(bucket) == {1: (11, None), 3: (3, None)}
+    assert copy.lookup(batch(k=[2, 1])).to_pylist() == [
+        {"k": 2, "a": None, "b": None},
+        {"k": 1, "a": 11, "b": None},
+    ]
+
+
+def test_a_view_that_was_deleted_is_rebuilt_from_the_log(bucket_factory: BucketFactory) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1, 2], [1, 2], owner="me", token=Token(1, 1))
+    bucket.put(batch(k=[1, 3], b=[10, 30]), owner="you")
+    delete(bucket, 2)
+    bucket.undo("you", ["b"], 3)
+    add(bucket, [1], [5])
+    before = rows_of(bucket)
+    bucket.close()
+    shutil.rmtree(bucket_factory.view_path())
+    rebuilt = bucket_factory()
+    assert rows_of(rebuilt) == before == {1: (6, None)}
+    last = rebuilt.last_token("me")
+    assert last is not None
+    assert last.token == Token(1, 1)
+
+
+def test_a_replay_writes_what_was_merged_and_does_not_merge_again(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1], [1])
+    bucket.flush()
+    for name in ("first", "second", "third"):
+        bucket_factory.crash(into=name)
+        add(bucket, [1], [1])
+    assert [rows_of(bucket_factory(name=name))[1] for name in ("first", "second", "third")] == [
+        (1, None),
+        (2, None),
+        (3, None),
+    ]
+
+
+def test_a_view_that_is_needed_but_gone_is_a_gap_and_the_leader_is_left_alone(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1], [1])
+    bucket.clean(bucket.end_offset)
+    end = bucket.end_offset
+    with pytest.raises(LogGap, match=r"view .* is at offset 0, .* log starts at 2; restore .*"):
+        bucket_factory(view="another-view")
+    assert add(bucket, [1], [1]) == 1, "an open that failed must not depose"
+    assert bucket.end_offset == end + 1
+
+
+def test_the_view_of_another_table_is_refused(bucket_factory: BucketFactory) -> None:
+    bucket_factory().close()
+    with pytest.raises(CorruptView, match=r"belongs to test, not to other; remove the directory"):
+        bucket_factory(identity="other")
+    bucket_factory().close()
+
+
+def test_a_view_ahead_of_its_log_is_refused_and_says_which_and_why(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1], [1])
+    bucket.close()
+    names = bucket_factory.storage().names()
+    bucket_factory.storage().delete([segment_name(1)])
+    with pytest.raises(CorruptView) as caught:
+        bucket_factory()
+    assert str(bucket_factory.view_path()) in str(caught.value)
+    assert "is at offset 2, but the log ends at 1: segments are gone" in str(caught.value)
+    assert bucket_factory.storage().names() == names[:1], "an open that failed must not write"
+
+
+def test_a_second_handle_on_the_same_view_is_refused_and_harms_nobody(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory()
+    with pytest.raises(InUse, match=r"view is open in another process or handle; close that one"):
+        bucket_factory()
+    assert add(bucket, [1], [1]) == 1
+
+
+def test_a_second_leader_with_a_view_of_its_own_deposes_the_first(
+    bucket_factory: BucketFactory,
+) -> None:
+    first = bucket_factory()
+    add(first, [1], [1])
+    second = bucket_factory(view="second")
+    with pytest.raises(Deposed, match="open it again"):
+        add(first, [1], [100])
+    add(second, [1], [2])
+    assert rows_of(second) == {1: (3, None)}
+    first.close()
+    second.close()
+    assert rows_of(bucket_factory()) == {1: (3, None)}

@@ -1,0 +1,242 @@
+"""Undo: what an owner wrote from an offset on is taken back, and nothing else."""
+
+import pyarrow as pa
+import pytest
+
+from merge_engine.bucket import Bucket
+from merge_engine.errors import OffsetOutOfRange, UnknownColumn
+from merge_engine.failpoints import arm
+from merge_engine.hashing import spark_xxhash64
+from merge_engine.options import BucketOptions
+from merge_engine.segment import AggMode, SegmentKind, Token
+from tests.buckets import delete, put
+from tests.conftest import BucketFactory, batch, rows_of, schema_of
+
+
+def test_undo_of_an_insert_the_row_is_gone(bucket: Bucket) -> None:
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1], a=[1])
+    assert bucket.undo("me", ["a"], start).changed == 1
+    assert rows_of(bucket) == {}
+
+
+def test_undo_of_an_update_the_old_value_is_back(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[5])
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1], a=[10])
+    bucket.undo("me", ["a"], start)
+    assert rows_of(bucket) == {1: (5, None)}
+    put(bucket, owner="me", k=[1], a=[1])
+    assert rows_of(bucket) == {1: (6, None)}
+
+
+def test_undo_of_a_delete_the_row_is_back(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1, 2], a=[5, 6], b=[7, 8])
+    start = bucket.end_offset
+    delete(bucket, 1, columns=["a", "b"], owner="me")
+    bucket.undo("me", ["a", "b"], start)
+    assert rows_of(bucket) == {1: (5, 7), 2: (6, 8)}
+
+
+def test_undo_of_a_first_null_the_column_is_untouched_again(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory(schema_of(v=(pa.int64(), "first_value"), n=(pa.int64(), "count")))
+    put(bucket, owner="other", k=[1], n=[1])
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1], v=pa.array([None], pa.int64()))
+    bucket.undo("me", ["v"], start)
+    put(bucket, owner="me", k=[1], v=[9])
+    assert rows_of(bucket) == {1: (9, 1)}
+
+
+def test_undo_of_several_changes_of_a_key_takes_the_first_before_image(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1], a=[10])
+    put(bucket, owner="me", k=[1], b=[3])
+    delete(bucket, 1, columns=["a", "b"], owner="me")
+    put(bucket, owner="me", k=[1], a=[100], b=[4])
+    assert bucket.undo("me", ["a", "b"], start).changed == 1
+    assert rows_of(bucket) == {1: (1, None)}
+
+
+def test_undo_begins_at_its_offset_and_not_before(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1, 2], a=[1, 2])
+    put(bucket, owner="me", k=[1], a=[10])
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1], a=[100])
+    bucket.undo("me", ["a"], start)
+    assert rows_of(bucket) == {1: (11, None), 2: (2, None)}
+
+
+def test_undo_of_a_range_without_changes_of_ours_writes_nothing(bucket: Bucket) -> None:
+    put(bucket, owner="other", k=[1], a=[1])
+    end = bucket.end_offset
+    for offset in (0, end):
+        result = bucket.undo("me", ["a", "b"], offset)
+        assert (result.changed, bucket.end_offset) == (0, end)
+
+
+def test_undo_twice_is_the_same_table_and_writes_nothing_more(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1, 2], a=[1, 2])
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[2, 3], a=[20, 30])
+    bucket.undo("me", ["a"], start)
+    rows, end = rows_of(bucket), bucket.end_offset
+    assert bucket.undo("me", ["a"], start).changed == 0
+    assert (rows_of(bucket), bucket.end_offset) == (rows, end)
+    assert rows == {1: (1, None), 2: (2, None)}
+
+
+def test_undo_leaves_other_owners_columns_rows_and_deletes(bucket: Bucket) -> None:
+    put(bucket, owner="other", k=[1, 4], b=[1, 1])
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1, 2, 4], a=[1, 2, 4])
+    put(bucket, owner="other", k=[2, 3], b=[20, 30])
+    put(bucket, owner="me", k=[1], a=[5])
+    delete(bucket, 4, columns=["b"], owner="other")
+    bucket.undo("me", ["a"], start)
+    assert rows_of(bucket) == {1: (None, 1), 2: (None, 20), 3: (None, 30)}
+
+
+def test_undo_touches_the_named_columns_only(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1], b=[10])
+    bucket.undo("me", ["b"], 0)
+    assert rows_of(bucket) == {1: (1, None)}
+
+
+def test_an_undo_is_logged_with_its_debtor_and_the_offset_it_undoes_from(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    result = bucket.undo("me", ["a"], 1)
+    [segment] = bucket.read_log(result.base_offset)
+    header = segment.header
+    assert (header.kind, header.owner, header.undo_from) == (SegmentKind.UNDO, "me", 1)
+    assert (header.agg_mode, header.token) == (AggMode.REPLACE, None)
+
+
+@pytest.mark.parametrize("offset", [-1, 3, 1000])
+def test_undo_from_an_offset_ahead_of_the_log_is_an_error_and_changes_nothing(
+    bucket: Bucket, offset: int
+) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    with pytest.raises(OffsetOutOfRange, match=rf"offset {offset}: the log ends at 2; .*another"):
+        bucket.undo("me", ["a"], offset)
+    assert (rows_of(bucket), bucket.end_offset) == ({1: (1, None)}, 2)
+
+
+def test_undo_of_an_unknown_column_is_an_error(bucket: Bucket) -> None:
+    with pytest.raises(UnknownColumn, match="no column 'aa'"):
+        bucket.undo("me", ["aa"], 0)
+
+
+TINY_UNDO = BucketOptions(undo_max_bytes=200)
+
+
+def write_many(bucket: Bucket) -> int:
+    """Write a committed state and then a tail of many keys and columns; return where it begins."""
+    keys = list(range(60))
+    put(bucket, owner="me", k=keys[::2], a=keys[::2])
+    put(bucket, owner="other", k=keys, b=keys)
+    start = bucket.end_offset
+    put(bucket, owner="me", k=keys, a=keys)
+    delete(bucket, *keys[::3], columns=["a"], owner="me")
+    put(bucket, owner="me", k=keys[::5], a=keys[::5])
+    return start
+
+
+def test_an_undo_of_several_passes_gives_the_same_table_as_one_of_one_pass(
+    bucket_factory: BucketFactory,
+) -> None:
+    whole = bucket_factory(name="whole")
+    tiny = bucket_factory(name="tiny", options=TINY_UNDO)
+    expected = {key: (key if key % 2 == 0 else None, key) for key in range(60)}
+    for bucket in (whole, tiny):
+        start = write_many(bucket)
+        bucket.undo("me", ["a"], start)
+        assert rows_of(bucket) == expected
+    kinds = [segment.header.kind for segment in tiny.read_log(0)]
+    assert kinds.count(SegmentKind.UNDO) > 3
+    assert [s.header.kind for s in whole.read_log(0)].count(SegmentKind.UNDO) == 1
+    assert tiny.undo("me", ["a"], start).changed == 0
+
+
+def test_an_undo_of_more_than_the_limit_in_one_key_comes_to_an_end(
+    bucket_factory: BucketFactory,
+) -> None:
+    schema = schema_of(text=(pa.string(), "last_value"))
+    bucket = bucket_factory(schema, options=BucketOptions(undo_max_bytes=10))
+    put(bucket, owner="me", k=[1, 2], text=["x" * 1000, "y" * 1000])
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1, 2], text=["-", "-"])
+    bucket.undo("me", ["text"], start)
+    assert rows_of(bucket) == {1: ("x" * 1000,), 2: ("y" * 1000,)}
+
+
+def test_keys_that_no_hash_can_tell_apart_are_undone_together(
+    bucket_factory: BucketFactory,
+) -> None:
+    # The bits of their hashes that undo splits the keys by are the same.
+    hashes: dict[int, int] = {}
+    keys = pa.array(range(20_000), pa.int64())
+    pair: tuple[int, int] | None = None
+    for key, value in enumerate(spark_xxhash64([keys]).view("u8") >> 40):
+        if int(value) in hashes:
+            pair = (hashes[int(value)], key)
+            break
+        hashes[int(value)] = key
+    assert pair is not None
+    bucket = bucket_factory(options=BucketOptions(undo_max_bytes=1))
+    put(bucket, owner="me", k=list(pair), a=[1, 2])
+    assert bucket.undo("me", ["a"], 0).changed == 2
+    assert rows_of(bucket) == {}
+
+
+def test_an_undo_that_failed_in_the_middle_is_finished_by_doing_it_again(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory(options=TINY_UNDO)
+    start = write_many(bucket)
+    passes = 0
+
+    def fail_in_the_third() -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            raise KeyboardInterrupt
+
+    with arm("undo.planned", fail_in_the_third), pytest.raises(KeyboardInterrupt):
+        bucket.undo("me", ["a"], start)
+    expected = {key: (key if key % 2 == 0 else None, key) for key in range(60)}
+    assert rows_of(bucket) != expected
+    bucket.close()
+    bucket = bucket_factory(options=TINY_UNDO)
+    bucket.undo("me", ["a"], start)
+    assert rows_of(bucket) == expected
+
+
+def test_where_the_log_was_cleaned_undo_begins_at_its_start(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    kept = bucket.end_offset
+    put(bucket, owner="me", k=[1], a=[10])
+    assert bucket.clean(kept) == kept
+    bucket.undo("me", ["a"], 0)
+    assert rows_of(bucket) == {1: (1, None)}
+
+
+def test_an_undo_can_be_undone_by_nobody_else(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    start = bucket.end_offset
+    bucket.undo("me", ["a"], 0)
+    bucket.undo("other", ["a"], start)
+    assert rows_of(bucket) == {}
+
+
+def test_the_same_batch_written_again_after_an_undo_has_a_token_of_its_own(
+    bucket: Bucket,
+) -> None:
+    data = batch(k=[1], a=[1])
+    bucket.put(data, owner="me", token=Token(1, 7))
+    bucket.undo("me", ["a"], 0)
+    assert not bucket.put(data, owner="me", token=Token(2, 7)).repeated
+    assert rows_of(bucket) == {1: (1, None)}

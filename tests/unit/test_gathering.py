@@ -1,0 +1,74 @@
+"""Functions that gather: joined strings, lists, sets and maps."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from merge_engine.aggregates import Fault
+from tests.aggregates import MAP, NAN, build, merged, read
+
+
+def test_strings_are_joined_with_the_delimiter_and_empty_ones_stay() -> None:
+    assert read(build("string_agg", pa.string()), ["a", None, "", "b"]) == "a,,b"
+    assert read(build("listagg", pa.string(), delimiter=" - "), ["a", "b"]) == "a - b"
+    assert read(build("string_agg", pa.string(), delimiter=""), ["a", "b"]) == "ab"
+    assert read(build("string_agg", pa.string()), [""]) == ""
+    assert read(build("string_agg", pa.string()), [None]) is None
+
+
+def test_a_value_that_contains_the_delimiter_is_one_item() -> None:
+    function = build("string_agg", pa.string(), limit=2)
+    assert read(function, ["a,b", "c", "d"]) == "c,d"
+    assert read(function, ["a,b", "c"]) == "a,b,c"
+
+
+def test_a_limit_keeps_the_newest() -> None:
+    function = build("array_agg", pa.list_(pa.int64()), limit=2)
+    assert read(function, [1, 2, None, 3]) == [2, 3]
+    two = pa.array([[1, 2]], pa.list_(pa.int64()))
+    assert function.combine(two, pa.array([[3]], two.type)).to_pylist() == [[2, 3]]
+    assert function.combine(two, pa.array([[3, 4, 5]], two.type)).to_pylist() == [[4, 5]]
+
+
+def test_a_set_that_grows_past_its_limit_is_a_fault() -> None:
+    function = build("collect_set", pa.list_(pa.string()), limit=2)
+    assert read(function, ["b", "a", "b", None]) == ["b", "a"]
+    states = pa.array([["a"], ["a", "b"]], function.state_type)
+    with pytest.raises(Fault, match="past its limit of 2") as caught:
+        function.combine(states, pa.array([["a"], ["c"]], function.state_type))
+    assert caught.value.index == 1
+
+
+def test_a_set_has_one_nan_and_two_zeros() -> None:
+    result = read(build("collect_set", pa.list_(pa.float64())), [NAN, 0.0, -NAN, -0.0, 0.0])
+    assert [str(number) for number in result] == ["nan", "0.0", "-0.0"]
+
+
+def test_a_set_tells_nested_values_apart_by_their_parts() -> None:
+    kind = pa.list_(pa.list_(pa.string()))
+    values = [["a", "b"], ["ab"], [], [None], ["a", "b"], [""]]
+    assert read(build("collect_set", kind), values) == [["a", "b"], ["ab"], [], [None], [""]]
+
+
+def test_the_later_value_of_a_map_key_wins_and_the_key_stays_in_place() -> None:
+    function = build("merge_map", MAP)
+    assert merged(function, [("a", 1), ("b", 2)], [("c", 3), ("a", None)]) == [
+        ("a", None),
+        ("b", 2),
+        ("c", 3),
+    ]
+
+
+def test_of_equal_keys_in_one_map_the_last_wins() -> None:
+    function = build("merge_map", MAP)
+    assert read(function, [[("a", 1), ("b", 2), ("a", 3)]]) == [("a", 3), ("b", 2)]
+    lifted = function.lift(pa.array([[("a", 1), ("a", 3)], None, []], MAP))
+    assert lifted.to_pylist() == [[("a", 3)], None, []]
+
+
+def test_items_that_a_null_list_hides_are_not_seen() -> None:
+    hiding = pa.ListArray.from_arrays(
+        pa.array([0, 2, 3], pa.int32()), pa.array([1, 2, 3]), mask=pa.array([True, False])
+    )
+    function = build("array_agg", pa.list_(pa.int64()))
+    assert function.fold(hiding, np.array([0])).to_pylist() == [[3]]
