@@ -154,6 +154,9 @@ class LocalStorage:
     def child(self, path: str) -> "LocalStorage":
         return LocalStorage(self._directory / path)
 
+    def __str__(self) -> str:
+        return str(self._directory)
+
     def __repr__(self) -> str:
         return f"LocalStorage({str(self._directory)!r})"
 
