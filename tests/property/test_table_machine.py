@@ -1,0 +1,992 @@
+"""The embedded table against a dictionary: puts, deletes, undo, crashes, retention, evolution.
+
+The model keeps, per key and column, every raw input that the column's state stands for; a column
+without an entry is untouched, and a key without columns does not exist. What a reader should see
+is `model_fold` of these inputs. `TALLYBOOK_EXAMPLES` makes a longer run.
+"""
+
+import math
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from rocksdict import Checkpoint
+
+from merge_engine.aggregates import AggFunction
+from merge_engine.batch import read_batch, value_function
+from merge_engine.catalog import BucketId
+from merge_engine.errors import (
+    Deposed,
+    InvalidKey,
+    Overflow,
+    StorageUnavailable,
+    UnknownOutcome,
+)
+from merge_engine.failpoints import arm
+from merge_engine.fold import fold
+from merge_engine.hashing import bucket_of
+from merge_engine.options import BucketOptions
+from merge_engine.schema import Column, Schema
+from merge_engine.schema_builder import SchemaBuilder
+from merge_engine.segment import AggMode, Token
+from merge_engine.stored import SchemaHistory, finish
+from merge_engine.table import Table, TablePutResult
+from tests.fault.killed_writer import failpoint_names
+from tests.property.models import EPOCH, Row, input_type_of, model_fold, same
+
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "40"))
+FAILPOINTS = failpoint_names()
+KEY_NAMES = ("day", "id")
+OPERATION = "_operation"
+
+Key = tuple[str, int]
+ALL_KEYS: list[Key] = [(day, number) for day in ("mo", "tu") for number in range(3)]
+Inputs = tuple[Row, ...]
+Cells = dict[Key, dict[int, Inputs]]
+Visible = dict[Key, dict[int, Any]]
+
+INITIAL_OWNERS = {
+    "orders": ("revenue", "orders", "mean", "note", "status", "tags", "items", "sketch"),
+    "visits": ("seen", "lowest", "origin", "place", "kinds", "attributes", "pages", "paid", "low"),
+}
+
+
+def bucket_options() -> st.SearchStrategy[BucketOptions]:
+    """Return limits so small, often, that rows are written behind and undo takes passes."""
+    return st.builds(
+        BucketOptions,
+        behind_max_bytes=st.sampled_from([1, 300, 1 << 20]),
+        behind_max_offsets=st.sampled_from([1, 2, 3, 6, 1 << 20]),
+        undo_max_bytes=st.sampled_from([1, 400, 1 << 20]),
+        block_cache_bytes=st.just(1 << 20),
+    )
+
+
+def build_schema(*, partitioned: bool = False) -> Schema:
+    """Return a schema with a function of every kind; `place` is ordered by another column."""
+    strings = pa.list_(pa.string())
+    builder = (
+        SchemaBuilder()
+        .column("day", pa.string())
+        .agg_column("revenue", pa.int64(), AggFunction.SUM)
+        .agg_column("orders", pa.int64(), AggFunction.COUNT)
+        .agg_column("seen", pa.timestamp("us", tz="UTC"), AggFunction.MAX)
+        .agg_column("mean", pa.float64(), AggFunction.AVG)
+        .column("id", pa.int64())
+        .agg_column("note", pa.string(), AggFunction.LAST_VALUE)
+        .agg_column("lowest", pa.decimal128(9, 2), AggFunction.MIN)
+        .agg_column("status", pa.string(), AggFunction.LAST_VALUE_IGNORE_NULLS, order_by="at")
+        .agg_column("origin", pa.map_(pa.string(), pa.int64()), AggFunction.FIRST_VALUE)
+        .agg_column("place", pa.float64(), AggFunction.LAST_VALUE, order_by="seen")
+        .agg_column("tags", pa.string(), AggFunction.STRING_AGG, delimiter="|")
+        .agg_column("items", strings, AggFunction.ARRAY_AGG, limit=2)
+        .agg_column("kinds", strings, AggFunction.COLLECT_SET)
+        .agg_column("attributes", pa.map_(pa.string(), pa.int64()), AggFunction.MERGE_MAP)
+        .agg_column("pages", pa.int64(), AggFunction.RBM32)
+        .agg_column("paid", pa.bool_(), AggFunction.BOOL_OR)
+        .agg_column("low", pa.float32(), AggFunction.MIN)
+        .agg_column("sketch", pa.binary(), AggFunction.THETA_SKETCH, lg_k=5)
+        .primary_key(*KEY_NAMES)
+    )
+    return (builder.partitioned_by("day") if partitioned else builder).build()
+
+
+ADDABLE: list[tuple[pa.DataType, AggFunction, dict[str, Any]]] = [
+    (pa.int32(), AggFunction.SUM, {}),
+    (pa.string(), AggFunction.FIRST_VALUE_IGNORE_NULLS, {"order_by": "at"}),
+    (pa.bool_(), AggFunction.BOOL_AND, {}),
+    (pa.list_(pa.int64()), AggFunction.ARRAY_AGG, {}),
+]
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """One row of a batch: for each column the raw inputs that its value, or state, stands for."""
+
+    key: Key
+    deletes: bool
+    inputs: Mapping[int, Inputs]
+
+
+@dataclass(frozen=True)
+class Put:
+    """A batch as the table gets it, and as the model does."""
+
+    data: pa.Table
+    columns: tuple[Column, ...]
+    mode: AggMode
+    rows: Sequence[ModelRow]
+    names_columns: bool = True
+
+    def apply_to(self, cells: Cells) -> Cells:
+        """Return what the cells are after this put."""
+        after = {key: dict(row) for key, row in cells.items()}
+        for row in self.rows:
+            columns = after.setdefault(row.key, {})
+            for column in self.columns:
+                if row.deletes:
+                    columns.pop(column.id, None)
+                elif self.mode is AggMode.REPLACE:
+                    columns[column.id] = row.inputs[column.id]
+                else:
+                    columns[column.id] = columns.get(column.id, ()) + row.inputs[column.id]
+        return {key: columns for key, columns in after.items() if columns}
+
+
+@dataclass(frozen=True)
+class RawRow:
+    """A raw row: a value per input column, whether that is to be written or only to order by."""
+
+    key: Key
+    deletes: bool
+    values: Mapping[str, Any]
+
+
+# Few values, so that they repeat: test_aggregates.py has the others.
+VALUES: dict[pa.DataType, Sequence[Any]] = {
+    pa.bool_(): [False, True],
+    pa.int32(): [0, 1, -2],
+    pa.int64(): [0, 1, 7, 65536],
+    pa.float32(): [0.5, -0.0, 0.0, math.nan],
+    pa.float64(): [0.5, -2.0, -0.0, math.inf, math.nan],
+    pa.string(): ["", "a", "b", "ä" * 30],
+    pa.decimal128(9, 2): [Decimal("0.01"), Decimal(-7)],
+    pa.timestamp("us", tz="UTC"): [EPOCH, EPOCH + timedelta(seconds=1), EPOCH - timedelta(days=1)],
+    pa.map_(pa.string(), pa.int64()): [[], [("a", 1)], [("b", None), ("a", 2)]],
+    pa.list_(pa.string()): [[]],
+}
+
+
+def raw_row(columns: Sequence[Column], key: Key, deletes: bool, seed: int) -> RawRow:
+    """Return a row for these columns. One seed, since Hypothesis cannot draw very much."""
+    chance = random.Random(seed)
+    types: dict[str, pa.DataType] = {}
+    for column in columns:
+        function = value_function(column)
+        types[column.name] = input_type_of(function)
+        if function.order_by is not None:
+            types[function.order_by] = function.order_type
+    values = {name: chance.choice([None, *VALUES[kind]]) for name, kind in types.items()}
+    return RawRow(key, deletes, values)
+
+
+def raw_rows(
+    columns: Sequence[Column], *, max_size: int = 8, deletes: bool = True
+) -> st.SearchStrategy[list[RawRow]]:
+    """Return batches of rows: few keys, so that they repeat."""
+    row = st.builds(
+        partial(raw_row, columns),
+        keys(),
+        st.sampled_from([False, False, False, deletes]),
+        st.integers(0, 9999),
+    )
+    return st.lists(row, max_size=max_size)
+
+
+def keys() -> st.SearchStrategy[Key]:
+    """Return keys of two partitions."""
+    return st.sampled_from(ALL_KEYS)
+
+
+def key_arrays(schema: Schema, of: Sequence[Key]) -> dict[str, pa.Array]:
+    """Return keys as columns of a batch."""
+    return {
+        column.name: pa.array([key[at] for key in of], column.type)
+        for at, column in enumerate(schema.key_columns)
+    }
+
+
+def raw_put(
+    schema: Schema, columns: Sequence[Column], rows: Sequence[RawRow], *, operations: bool = True
+) -> Put:
+    """Return a put of raw rows."""
+    batch = key_arrays(schema, [row.key for row in rows])
+    model: list[dict[int, Inputs]] = [{} for _ in rows]
+    for column in columns:
+        function = value_function(column)
+        values = [row.values[column.name] for row in rows]
+        batch[column.name] = pa.array(values, input_type_of(function))
+        orders: list[Any] = [None] * len(rows)
+        if function.order_by is not None:
+            orders = [row.values[function.order_by] for row in rows]
+            batch[function.order_by] = pa.array(orders, function.order_type)
+        for at, pair in enumerate(zip(values, orders, strict=True)):
+            model[at][column.id] = (pair,)
+    if operations:
+        names = ["delete" if row.deletes else "upsert" for row in rows]
+        batch[OPERATION] = pa.array(names, pa.string())
+    model_rows = [
+        ModelRow(row.key, row.deletes, inputs) for row, inputs in zip(rows, model, strict=True)
+    ]
+    return Put(pa.table(batch), tuple(columns), AggMode.ACCUMULATE, model_rows)
+
+
+def folded_put(
+    schema: Schema, columns: Sequence[Column], chunks: Sequence[Sequence[RawRow]], mode: AggMode
+) -> Put:
+    """Return a put of states: each chunk is folded as a writer does before the network.
+
+    A key that was deleted within its chunk becomes a delete, and an upsert if rows came after it.
+    """
+    tables, model_rows = [], []
+    history = SchemaHistory([schema])
+    for chunk in chunks:
+        raw = raw_put(schema, columns, chunk)
+        names = [column.name for column in columns]
+        rows = read_batch(
+            raw.data, schema, BucketOptions(), columns=names, operation_column=OPERATION
+        )
+        update = fold(rows, history.key_codec)
+        of_update = list(zip(*(array.to_pylist() for array in update.keys), strict=True))
+        inputs = raw.apply_to({})
+        for deletes, chosen in (
+            (True, update.resets[:, 0]),
+            (False, update.touches[:, 0]),
+        ):
+            at = np.flatnonzero(chosen)
+            of = [of_update[position] for position in at]
+            states = [
+                pa.nulls(len(at), state.type) if deletes else state.take(pa.array(at))
+                for state in update.states
+            ]
+            operation = pa.array(["delete" if deletes else "upsert"] * len(at), pa.string())
+            values = dict(zip(names, states, strict=True))
+            tables.append(pa.table({**key_arrays(schema, of), **values, OPERATION: operation}))
+            model_rows += [ModelRow(key, deletes, {} if deletes else inputs[key]) for key in of]
+    data = pa.concat_tables(tables) if tables else raw_put(schema, columns, []).data
+    return Put(data, tuple(columns), mode, model_rows)
+
+
+def visible(cells: Cells, schema: Schema) -> Visible:
+    """Return what a reader should see, by key and column id."""
+    return {
+        key: {
+            column.id: same(model_fold(value_function(column), inputs[column.id]))
+            if column.id in inputs
+            else same(None)
+            for column in schema.value_columns
+        }
+        for key, inputs in cells.items()
+    }
+
+
+def as_visible(rows: pa.Table | pa.RecordBatch, schema: Schema) -> Visible:
+    """Return rows of the table in the form of the model."""
+    names = [column.name for column in schema.key_columns]
+    seen: Visible = {}
+    for row in rows.to_pylist():
+        key = (row[names[0]], row[names[1]])
+        assert key not in seen, f"{key} is there twice"
+        seen[key] = {column.id: same(row[column.name]) for column in schema.value_columns}
+    return seen
+
+
+def only(cells: Cells, columns: set[int]) -> Cells:
+    """Return the cells of these columns."""
+    kept = {
+        key: {column: inputs for column, inputs in row.items() if column in columns}
+        for key, row in cells.items()
+    }
+    return {key: row for key, row in kept.items() if row}
+
+
+def merged(left: Cells, right: Cells) -> Cells:
+    """Return the cells of both, which have no column in common."""
+    return {key: {**left.get(key, {}), **right.get(key, {})} for key in {**left, **right}}
+
+
+class Crash(Exception):
+    """The process dies here: from now on every failpoint raises it."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What goes wrong at a failpoint: from the given visit on, so many times."""
+
+    failpoint: str
+    visit: int
+    error: Callable[[], Exception]
+    times: int = 1
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Let it happen within the block."""
+        visits, crashed = 0, False
+
+        def visit(name: str) -> None:
+            nonlocal visits, crashed
+            if crashed:
+                raise Crash
+            visits += name == self.failpoint
+            if name == self.failpoint and self.visit <= visits < self.visit + self.times:
+                error = self.error()
+                crashed = isinstance(error, Crash)
+                raise error
+
+        with ExitStack() as stack:
+            for name in FAILPOINTS:
+                stack.enter_context(arm(name, partial(visit, name)))
+            yield
+
+
+def failures(*groups: str) -> st.SearchStrategy[Failure]:
+    """Return crashes at the failpoints of these groups, and failures of the storage."""
+    visits = st.sampled_from([1, 1, 2, 3])
+    crashes = st.builds(
+        Failure,
+        st.sampled_from(groups).flatmap(lambda group: st.sampled_from(named(group))),
+        visits,
+        st.just(Crash),
+    )
+    unwritten = [partial(StorageUnavailable, "test"), partial(UnknownOutcome, "test")]
+    in_doubt = partial(UnknownOutcome, "test")
+    times = st.integers(1, 3)
+    return st.one_of(
+        crashes,
+        crashes,
+        st.builds(Failure, st.just("storage.written"), visits, st.sampled_from(unwritten), times),
+        st.builds(Failure, st.just("storage.linked"), visits, st.just(in_doubt), times),
+    )
+
+
+FAILED = (Crash, StorageUnavailable, UnknownOutcome)
+WRITING = ("put", "log", "storage", "view")
+
+
+def named(*groups: str) -> list[str]:
+    """Return the failpoints of these groups."""
+    return [name for name in FAILPOINTS if name.partition(".")[0] in groups]
+
+
+def abandon(table: Table) -> None:
+    """Let go of a table as a killed process does: what is in memory is not written."""
+    for bucket in table._buckets._buckets.values():
+        bucket._closed = True
+        bucket._view._database.close()
+    table.close()
+
+
+@dataclass
+class Owner:
+    """A writer: its last put, what it committed, and the log ends at that time."""
+
+    epoch: int = 1
+    batch: int = 0
+    last: Put | None = None
+    committed: Cells = field(default_factory=dict)
+    offsets: dict[BucketId, int] = field(default_factory=dict)
+
+    @property
+    def token(self) -> Token:
+        return Token(self.epoch, self.batch)
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Two owners, one table, and everything that may happen to it."""
+
+    table: Table
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="tallybook-machine-"))
+        self.views = self.directory / "view"
+        self.cells: Cells = {}
+        self.owners = {name: Owner() for name in INITIAL_OWNERS}
+        self.stranger = Owner()
+        self.owner_of: dict[int, str] = {}
+        self.has_dropped = False
+        self.ends: dict[BucketId, int] = {}
+        # Where the changelog is read from, and what the table was there.
+        self.base: Cells = {}
+        self.base_offsets: dict[BucketId, int] = {}
+        # Copies of views, as RocksDB would find them after a power cut, with their offsets.
+        self.checkpoints: dict[BucketId, tuple[Path, int]] = {}
+        self.names = 0
+
+    @initialize(
+        buckets=st.integers(1, 3),
+        partitioned=st.booleans(),
+        options=st.lists(bucket_options(), min_size=1, max_size=3),
+    )
+    def create(self, buckets: int, partitioned: bool, options: list[BucketOptions]) -> None:
+        self.buckets = buckets
+        self.partitioned = partitioned
+        self.options = options
+        schema = build_schema(partitioned=partitioned)
+        for owner, names in INITIAL_OWNERS.items():
+            self.owner_of |= {schema.column(name).id: owner for name in names}
+        assert len(self.owner_of) == len(schema.value_columns)
+        table = Table.create(self.directory / "table", schema, buckets=buckets)
+        table.close()
+        self.open()
+
+    def open(self) -> None:
+        # Other limits than the last time: what was in memory then may reach RocksDB while it is
+        # replayed now, or the other way round.
+        self.options.append(self.options.pop(0))
+        # One bucket after the other, so that a failpoint meets the same one every time.
+        with mock.patch("os.cpu_count", return_value=1):
+            self.table = Table.open(
+                self.directory / "table", view_directory=self.views, options=self.options[-1]
+            )
+
+    def teardown(self) -> None:
+        if hasattr(self, "table"):
+            self.table.close()
+        shutil.rmtree(self.directory)
+
+    # --- What the rules are made of -------------------------------------------------------------
+
+    @property
+    def schema(self) -> Schema:
+        return self.table.schema
+
+    def columns_of(self, owner: str) -> list[Column]:
+        return [c for c in self.schema.value_columns if self.owner_of[c.id] == owner]
+
+    def ids_of(self, owner: str) -> set[int]:
+        return {column.id for column in self.columns_of(owner)}
+
+    def draw_owner(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.owners)))
+
+    def draw_put(self, data: st.DataObject, owner: str) -> Put:
+        mine = st.sampled_from(self.columns_of(owner))
+        columns = data.draw(st.lists(mine, min_size=1, max_size=4, unique_by=lambda c: c.id))
+        rows = data.draw(raw_rows(columns))
+        mode = data.draw(st.sampled_from([AggMode.ACCUMULATE, *AggMode]))
+        if mode is AggMode.ACCUMULATE:
+            operations = any(row.deletes for row in rows) or data.draw(st.booleans())
+            return raw_put(self.schema, columns, rows, operations=operations)
+        cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=2).map(sorted))
+        bounds = [0, *cuts, len(rows)]
+        chunks = [rows[start:stop] for start, stop in pairwise(bounds)]
+        return folded_put(self.schema, columns, chunks, mode)
+
+    def send(self, owner: str, put: Put) -> TablePutResult:
+        written = {column.name for column in put.columns}
+        unwritten = set(self.schema.names).intersection(put.data.column_names) - written
+        names_columns = put.names_columns or len(unwritten) > len(KEY_NAMES)
+        return self.table.put(
+            put.data,
+            columns=[column.name for column in put.columns] if names_columns else None,
+            mode=put.mode,
+            operation_column=OPERATION if OPERATION in put.data.column_names else None,
+            owner=owner,
+            token=self.owners.get(owner, self.stranger).token,
+        )
+
+    def next_batch(self, owner: str, put: Put) -> None:
+        self.owners[owner].batch += 1
+        self.owners[owner].last = put
+
+    def undo_of(self, owner: str, columns: Sequence[Column]) -> Cells:
+        """Undo, without looking at the model; return what the cells are afterwards."""
+        ids = {column.id for column in columns}
+        others = set(self.owner_of) - ids
+        offsets = self.owners[owner].offsets
+        self.table.undo(
+            owner,
+            [column.name for column in columns],
+            {bucket_id: offsets.get(bucket_id, 0) for bucket_id in self.table.bucket_ids()},
+        )
+        return merged(only(self.cells, others), only(self.owners[owner].committed, ids))
+
+    def groups(self, of: Sequence[Key]) -> dict[tuple[str, int], list[Key]]:
+        """Return the keys by bucket: within one, a put happens as a whole."""
+        found: dict[tuple[str, int], list[Key]] = {}
+        if of:
+            numbers = bucket_of(list(key_arrays(self.schema, of).values()), self.buckets)
+            for key, number in zip(of, numbers.tolist(), strict=True):
+                found.setdefault((key[0] if self.partitioned else "", number), []).append(key)
+        return found
+
+    def crash(self, data: st.DataObject) -> None:
+        """Die, lose what was not on disk, and come back."""
+        abandon(self.table)
+        for (partition, number), (path, offset) in sorted(self.checkpoints.items()):
+            view = self.views / partition / str(number)
+            log = self.directory / "table" / "log" / partition / str(number)
+            starts = [int(mark.stem) for mark in log.glob("*.start")]
+            if offset >= max(starts, default=0) and data.draw(st.booleans()):
+                shutil.rmtree(view)
+                shutil.copytree(path, view)
+        self.open()
+
+    def recover(self, data: st.DataObject, error: Exception) -> None:
+        """Go on after a failure: with a new handle if it was a crash."""
+        if isinstance(error, Crash):
+            self.crash(data)
+
+    def is_log_whole(self) -> bool:
+        ids = self.table.bucket_ids()
+        return all(self.table.bucket(bucket_id).start_offset == 0 for bucket_id in ids)
+
+    # --- Writing --------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def put(self, data: st.DataObject) -> None:
+        self.put_once(data)
+
+    @rule(data=st.data(), count=st.integers(2, 4))
+    def put_several_times(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            self.put_once(data)
+
+    @rule(data=st.data(), count=st.integers(2, 4))
+    def put_and_undo(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            self.put_once(data)
+        self.undo(data=data, repeat=True)
+
+    def put_once(self, data: st.DataObject) -> None:
+        owner = self.draw_owner(data)
+        put = self.draw_put(data, owner)
+        self.next_batch(owner, put)
+        result = self.send(owner, put)
+        assert result.rows == put.data.num_rows
+        assert not any(bucket.repeated for bucket in result.buckets.values())
+        after = put.apply_to(self.cells)
+        changed = {
+            key
+            for key in {**after, **self.cells}
+            if visible({key: after.get(key, {})}, self.schema)
+            != visible({key: self.cells.get(key, {})}, self.schema)
+        }
+        assert result.changed >= len(changed)
+        self.cells = after
+
+    @rule(data=st.data())
+    def put_fails(self, data: st.DataObject) -> None:
+        """Whatever fails: each bucket has all of the put or nothing, and sending it again heals."""
+        owner = self.draw_owner(data)
+        put = self.draw_put(data, owner)
+        self.next_batch(owner, put)
+        after = put.apply_to(self.cells)
+        for attempt in range(3):
+            failure = data.draw(failures(*WRITING))
+            try:
+                with failure.armed():
+                    self.send(owner, put)
+            except FAILED as error:
+                self.recover(data, error)
+                self.check_half_way(after)
+            else:
+                self.cells = after
+                return
+            if attempt == 0 and data.draw(st.booleans()):
+                self.owners[owner].last = None
+                self.owners[owner].epoch += 1
+                self.cells = self.undo_of(owner, self.columns_of(owner))
+                return
+        self.send(owner, put)
+        self.cells = after
+
+    def check_half_way(self, after: Cells) -> None:
+        seen = as_visible(self.table.to_arrow(), self.schema)
+        old, new = visible(self.cells, self.schema), visible(after, self.schema)
+        assert set(seen) <= {*old, *new}
+        for group in self.groups(sorted({*old, *new})).values():
+            found, before, behind = (
+                {key: rows[key] for key in group if key in rows} for rows in (seen, old, new)
+            )
+            assert found in (before, behind)
+
+    @rule(data=st.data(), crashes=st.integers(0, 2))
+    def put_again_with_its_token(self, data: st.DataObject, crashes: int) -> None:
+        for _ in range(crashes):
+            self.crash(data)
+            self.lookups_show_what_the_model_says()
+        for name, owner in self.owners.items():
+            if owner.last is not None:
+                results = self.send(name, owner.last).buckets.values()
+                # A put that changed nothing is not in the log: a crash forgets its token.
+                assert all(result.repeated or result.changed == 0 for result in results)
+
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        owner = self.draw_owner(data)
+        columns = self.columns_of(owner)
+        if data.draw(st.booleans()):
+            columns = columns[:1]
+        rows = [ModelRow(key, True, {}) for key in data.draw(st.lists(keys(), max_size=4))]
+        keyed = pa.table(key_arrays(self.schema, [row.key for row in rows]))
+        put = Put(keyed, tuple(columns), AggMode.REPLACE, rows)
+        self.owners[owner].batch += 1
+        self.owners[owner].last = None
+        self.table.delete(
+            put.data,
+            columns=[column.name for column in columns],
+            owner=owner,
+            token=self.owners[owner].token,
+        )
+        self.cells = put.apply_to(self.cells)
+
+    @rule(data=st.data(), key=keys())
+    def a_bad_put_changes_nothing_in_any_bucket(self, data: st.DataObject, key: Key) -> None:
+        name, day = (column.name for column in reversed(self.schema.key_columns))
+        revenue = next((c for c in self.columns_of("orders") if c.id == 2), None)
+        ends = self.table.end_offsets()
+        if revenue is None:
+            column = self.columns_of("orders")[0]
+            nothing = pa.nulls(1, input_type_of(value_function(column)))
+            with pytest.raises(InvalidKey):
+                self.table.put(
+                    {name: pa.nulls(1, pa.int64()), day: ["mo"], column.name: nothing},
+                    columns=[column.name],
+                )
+        else:
+            of = [*data.draw(st.lists(keys(), max_size=5)), key, key]
+            amounts = [1] * (len(of) - 2) + [2**62, 2**62]
+            batch = pa.table({**key_arrays(self.schema, of), revenue.name: amounts})
+            with pytest.raises(Overflow, match=f"{revenue.name}.*{key[1]}"):
+                self.table.put(batch, owner="orders")
+        now = self.table.end_offsets()
+        assert all(now[bucket_id] == end for bucket_id, end in ends.items())
+
+    # --- Commit and undo ------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        self.commit_of(self.draw_owner(data))
+
+    @rule(data=st.data())
+    def a_stranger_writes_after_a_commit(self, data: st.DataObject) -> None:
+        """An undo of the owner leaves what others have written into its columns since."""
+        owner = self.draw_owner(data)
+        self.commit_of(owner)
+        put = self.draw_put(data, owner)
+        self.stranger.batch += 1
+        self.send("stranger", put)
+        self.cells = put.apply_to(self.cells)
+        self.owners[owner].committed = only(self.cells, self.ids_of(owner))
+        self.owners[owner].last = None
+
+    def commit_of(self, owner: str) -> None:
+        self.owners[owner].committed = only(self.cells, self.ids_of(owner))
+        self.owners[owner].offsets = self.table.end_offsets()
+
+    @rule(data=st.data(), repeat=st.booleans())
+    def undo(self, data: st.DataObject, repeat: bool) -> None:
+        owner = self.draw_owner(data)
+        columns = self.columns_of(owner)
+        if data.draw(st.integers(0, 3)) == 0:
+            columns = columns[1:]
+        self.owners[owner].last = None
+        self.owners[owner].epoch += 1
+        self.cells = self.undo_of(owner, columns)
+        if repeat:
+            ends = self.table.end_offsets()
+            self.undo_of(owner, columns)
+            assert self.table.end_offsets() == ends
+
+    @rule(data=st.data())
+    def undo_fails(self, data: st.DataObject) -> None:
+        """An undo that failed half-way has not touched the other owner, and is repeated."""
+        owner = self.draw_owner(data)
+        columns = self.columns_of(owner)
+        self.owners[owner].last = None
+        self.owners[owner].epoch += 1
+        failure = data.draw(failures("undo", *WRITING))
+        try:
+            with failure.armed():
+                self.cells = self.undo_of(owner, columns)
+        except FAILED as error:
+            self.recover(data, error)
+            others = set(self.owner_of) - self.ids_of(owner)
+            expected = visible(only(self.cells, others), self.schema)
+            seen = as_visible(self.table.to_arrow(), self.schema)
+            for key, row in expected.items():
+                assert {column: seen[key][column] for column in others & set(row)} == {
+                    column: row[column] for column in others & set(row)
+                }
+            self.cells = self.undo_of(owner, columns)
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    @rule(wanted=st.lists(keys(), max_size=6), data=st.data())
+    def lookup(self, wanted: list[Key], data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self.schema.value_columns), unique=True))
+        names = [column.name for column in self.schema.key_columns]
+        batch = pa.table(key_arrays(self.schema, wanted))
+        found = self.table.lookup(batch, [column.name for column in chosen] or None)
+        expected = visible(self.cells, self.schema)
+        assert found.num_rows == len(wanted)
+        for key, row in zip(wanted, found.to_pylist(), strict=True):
+            assert (row.pop(names[0]), row.pop(names[1])) == key
+            values = expected.get(key, {})
+            columns = chosen or self.schema.value_columns
+            assert {c.id: same(row.pop(c.name)) for c in columns} == {
+                c.id: values.get(c.id, same(None)) for c in columns
+            }
+            assert row == {}
+
+    @rule()
+    def changelog_adds_up(self) -> None:
+        """What the table was, and the changes since, give what it is: values and touched bits."""
+        cells: dict[Key, dict[int, Any]] = {
+            key: {
+                column.id: same(model_fold(value_function(column), row[column.id]))
+                for column in self.schema.value_columns
+                if column.id in row
+            }
+            for key, row in self.base.items()
+        }
+        for bucket_id in self.table.bucket_ids():
+            start = self.base_offsets.get(bucket_id, 0)
+            self.replay_records(bucket_id, start, cells)
+            self.replay_states(bucket_id, start, cells)
+        nothing = {column.id: same(None) for column in self.schema.value_columns}
+        replayed = {key: {**nothing, **row} for key, row in cells.items() if row}
+        assert replayed == as_visible(self.table.to_arrow(), self.schema)
+
+    def replay_states(
+        self, bucket_id: BucketId, start: int, cells: dict[Key, dict[int, Any]]
+    ) -> None:
+        columns = {column.id: column for column in self.schema.value_columns}
+        for segment in self.table.bucket(bucket_id).read_log(start):
+            arrays = [
+                segment.keys[c.id].to_pylist() for c in self.schema.key_columns if segment.keys
+            ]
+            for column_id, change in segment.changes.items():
+                if column_id not in columns:
+                    continue
+                column = columns[column_id]
+                before = finish(column, change.touched_before, change.before).to_pylist()
+                after = finish(column, change.touched_after, change.after).to_pylist()
+                for at, key in enumerate(zip(*arrays, strict=True)):
+                    row = cells.setdefault(key, {})
+                    assert (column_id in row) == change.touched_before[at]
+                    assert row.pop(column_id, same(None)) == same(before[at])
+                    if change.touched_after[at]:
+                        row[column_id] = same(after[at])
+
+    def replay_records(
+        self, bucket_id: BucketId, start: int, cells: dict[Key, dict[int, Any]]
+    ) -> None:
+        """Check that each record begins where the one before it left off."""
+        by_name = {column.name: column.id for column in self.schema.value_columns}
+        names = [column.name for column in self.schema.key_columns]
+        values = {key: dict(row) for key, row in cells.items()}
+        last = start - 1
+        for batch in self.table.changelog(bucket_id, start):
+            for record in batch.to_pylist():
+                row = values.setdefault((record[names[0]], record[names[1]]), {})
+                of = record["_changed_columns"]
+                images = {by_name[name]: same(record[name]) for name in of}
+                known = {column: row.get(column, same(None)) for column in images}
+                kind = record["_change_type"]
+                offset = record["_log_offset"]
+                assert offset == last if kind == "update_postimage" else offset > last
+                last = offset
+                if kind == "insert":
+                    assert known == dict.fromkeys(images, same(None))
+                elif kind != "update_postimage":
+                    assert images == known
+                if kind in ("insert", "update_postimage"):
+                    row.update(images)
+                elif kind == "delete":
+                    for column in images:
+                        row.pop(column, None)
+                unwritten = {*by_name} - {*of}
+                assert all(record[name] is None for name in unwritten)
+
+    # --- Closing, crashing, cleaning ------------------------------------------------------------
+
+    @rule()
+    def reopen(self) -> None:
+        self.changelog_adds_up()
+        self.table.close()
+        self.open()
+
+    @rule(data=st.data())
+    def crash_between_calls(self, data: st.DataObject) -> None:
+        self.crash(data)
+
+    @rule(data=st.data())
+    def crash_while_opening(self, data: st.DataObject) -> None:
+        failure = data.draw(failures("storage", "view", "log"))
+        self.crash(data)
+        try:
+            with failure.armed():
+                self.table.to_arrow()
+        except FAILED as error:
+            self.recover(data, error)
+
+    @rule()
+    def remember_the_views_as_they_are_on_disk(self) -> None:
+        for bucket_id in self.table.bucket_ids():
+            view = self.table.bucket(bucket_id)._view
+            self.names += 1
+            path = self.directory / f"checkpoint-{self.names}"
+            Checkpoint(view._database).create_checkpoint(str(path))
+            self.checkpoints[bucket_id] = (path, view._written)
+
+    @precondition(lambda self: self.is_log_whole())
+    @rule()
+    def rebuild_the_views_from_the_log(self) -> None:
+        self.table.close()
+        shutil.rmtree(self.views, ignore_errors=True)
+        self.open()
+
+    @precondition(lambda self: self.cells and self.is_log_whole())
+    @rule(data=st.data())
+    def another_process_takes_the_lead(self, data: st.DataObject) -> None:
+        old = self.table
+        old.to_arrow()
+        self.names += 1
+        self.views = self.directory / f"view-{self.names}"
+        self.checkpoints = {}
+        self.open()
+        self.table.to_arrow()
+        if data.draw(st.booleans()):
+            self.clean(data=data)  # Not even then is the name free that the old leader needs.
+        key = data.draw(st.sampled_from(sorted(self.cells)))
+        with pytest.raises(Deposed):
+            old.delete(pa.table(key_arrays(self.schema, [key])))
+        abandon(old)
+
+    @rule(data=st.data())
+    def clean(self, data: st.DataObject) -> None:
+        """Drop the log that no undo needs; killed half-way, the next call finishes it."""
+        if data.draw(st.booleans()):
+            for owner in self.owners:
+                self.commit_of(owner)
+        self.base, self.base_offsets = self.cells, self.table.end_offsets()
+        more = data.draw(st.integers(0, 2))
+        keep_from = {bucket_id: max(end - more, 0) for bucket_id, end in self.needed().items()}
+        starts = {bucket_id: self.table.bucket(bucket_id).start_offset for bucket_id in keep_from}
+        failure = data.draw(st.none() | failures("clean", "storage", "view"))
+        if failure is not None:
+            try:
+                with failure.armed():
+                    self.table.clean(keep_from=keep_from)
+            except FAILED as error:
+                self.recover(data, error)
+        self.table.clean(keep_from=keep_from)
+        for bucket_id, offset in keep_from.items():
+            start = self.table.bucket(bucket_id).start_offset
+            assert starts[bucket_id] <= start <= max(starts[bucket_id], offset)
+
+    def needed(self) -> dict[BucketId, int]:
+        return {
+            bucket_id: min(owner.offsets.get(bucket_id, 0) for owner in self.owners.values())
+            for bucket_id in self.table.bucket_ids()
+        }
+
+    # --- Schema and partitions ------------------------------------------------------------------
+
+    @rule(data=st.data(), crashes=st.booleans())
+    def evolve(self, data: st.DataObject, crashes: bool) -> None:
+        """Add, drop or rename a column; killed within, it has happened or it has not."""
+        self.names += 1
+        owner = self.draw_owner(data)
+        change, target = self.draw_evolution(data, owner)
+        old = self.schema
+        failure = Failure(data.draw(st.sampled_from(named("storage"))), 1 if crashes else 99, Crash)
+        try:
+            with failure.armed():
+                change()
+        except Crash:
+            self.crash(data)
+            if self.schema == old:
+                return
+        assert self.schema.version == old.version + 1
+        for column in set(self.schema.value_columns) - set(old.value_columns):
+            self.owner_of.setdefault(column.id, owner)
+        if self.schema.names[: len(old.names)] == old.names:
+            return
+        for each in self.owners.values():
+            each.last = None
+        if target is not None:
+            self.has_dropped = True
+            kept = set(self.owner_of) - {target.id}
+            self.cells, self.base = only(self.cells, kept), only(self.base, kept)
+            for each in self.owners.values():
+                each.committed = only(each.committed, kept)
+
+    def draw_evolution(
+        self, data: st.DataObject, owner: str
+    ) -> tuple[Callable[[], None], Column | None]:
+        """Return the call, and the column that it drops, if it does."""
+        kind = data.draw(st.sampled_from(["add", "drop", "rename"]))
+        new = f"column_{self.names}"
+        mine = self.columns_of(owner)
+        if kind == "rename":
+            column = data.draw(st.sampled_from([*mine, *self.schema.key_columns]))
+            return partial(self.table.rename_column, column.name, new), None
+        if kind == "drop" and len(mine) > 2:
+            column = data.draw(st.sampled_from(mine))
+            return partial(self.table.drop_column, column.name), column
+        kind_of, function, parameters = data.draw(st.sampled_from(ADDABLE))
+        return partial(self.table.add_column, new, kind_of, function, **parameters), None
+
+    @precondition(lambda self: self.partitioned)
+    @rule(day=st.sampled_from(["mo", "tu"]))
+    def drop_partition(self, day: str) -> None:
+        column = self.schema.partition_columns[0].name
+        if day not in self.table.partitions().column(column).to_pylist():
+            return
+        self.table.drop_partition(**{column: day})
+        for owner in self.owners.values():
+            owner.committed = {k: row for k, row in owner.committed.items() if k[0] != day}
+            owner.last = None
+        self.cells = {key: row for key, row in self.cells.items() if key[0] != day}
+        self.base = {key: row for key, row in self.base.items() if key[0] != day}
+        there = {bucket_id.partition for bucket_id in self.table.bucket_ids()}
+        self.checkpoints = {b: c for b, c in self.checkpoints.items() if b.partition in there}
+
+    # --- What holds at any time -----------------------------------------------------------------
+
+    @rule()
+    def a_scan_shows_what_the_model_says(self) -> None:
+        """Not after every step: a scan writes to RocksDB what is only in memory."""
+        assert as_visible(self.table.to_arrow(), self.schema) == visible(self.cells, self.schema)
+        if not self.has_dropped:  # Else rows may be left of which only dropped columns were there.
+            views = [self.table.bucket(bucket_id)._view for bucket_id in self.table.bucket_ids()]
+            stored = sum(len(batch) for view in views for batch, _ in view.rows(100))
+            assert stored == len(self.cells)
+
+    @invariant()
+    def lookups_show_what_the_model_says(self) -> None:
+        if hasattr(self, "table"):
+            found = self.table.lookup(pa.table(key_arrays(self.schema, ALL_KEYS)))
+            nothing = {column.id: same(None) for column in self.schema.value_columns}
+            expected = visible(self.cells, self.schema)
+            assert as_visible(found, self.schema) == {
+                key: expected.get(key, nothing) for key in ALL_KEYS
+            }
+
+    @invariant()
+    def log_ends_never_fall(self) -> None:
+        if hasattr(self, "table"):
+            now = self.table.end_offsets()
+            assert all(now[b] >= end for b, end in self.ends.items() if b in now)
+            self.ends |= now
+
+
+TestTableMachine = TableMachine.TestCase
+TestTableMachine.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
