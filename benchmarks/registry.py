@@ -2,6 +2,7 @@
 
 from benchmarks.figure import Benchmark
 from benchmarks.large import large_table
+from benchmarks.locks import lock_commits
 from benchmarks.lookup import lookup
 from benchmarks.put import put_1m_keys, put_1m_keys_fixed, put_4_buckets, put_10k_keys
 from benchmarks.recovery import replay, undo
@@ -17,5 +18,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         replay,
         undo,
         large_table,
+        lock_commits,
     )
 }

@@ -51,7 +51,7 @@ from merge_engine.table import Table, TablePutResult
 from tests.fault.killed_writer import failpoint_names
 from tests.property.models import EPOCH, Row, input_type_of, model_fold, same
 
-EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "32"))
 FAILPOINTS = failpoint_names()
 KEY_NAMES = ("day", "id")
 OPERATION = "_operation"
@@ -541,20 +541,15 @@ class TableMachine(RuleBasedStateMachine):
 
     # --- Writing --------------------------------------------------------------------------------
 
-    @rule(data=st.data())
-    def put(self, data: st.DataObject) -> None:
-        self.put_once(data)
-
-    @rule(data=st.data(), count=st.integers(2, 4))
-    def put_several_times(self, data: st.DataObject, count: int) -> None:
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def put(self, data: st.DataObject, count: int) -> None:
         for _ in range(count):
             self.put_once(data)
 
-    @rule(data=st.data(), count=st.integers(2, 4))
-    def put_and_undo(self, data: st.DataObject, count: int) -> None:
-        for _ in range(count):
+    def write_something(self, data: st.DataObject) -> None:
+        """Put up to twice: what comes next should meet rows, in memory, on disk and in the log."""
+        for _ in range(data.draw(st.integers(0, 2))):
             self.put_once(data)
-        self.undo(data=data, repeat=True)
 
     def put_once(self, data: st.DataObject) -> None:
         owner = self.draw_owner(data)
@@ -576,6 +571,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_fails(self, data: st.DataObject) -> None:
         """Whatever fails: each bucket has all of the put or nothing, and sending it again heals."""
+        self.write_something(data)
         owner = self.draw_owner(data)
         put = self.draw_put(data, owner)
         self.next_batch(owner, put)
@@ -611,6 +607,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), crashes=st.integers(0, 2))
     def put_again_with_its_token(self, data: st.DataObject, crashes: int) -> None:
+        self.write_something(data)
         for _ in range(crashes):
             self.crash(data)
             self.lookups_show_what_the_model_says()
@@ -685,6 +682,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), repeat=st.booleans())
     def undo(self, data: st.DataObject, repeat: bool) -> None:
+        self.write_something(data)
         owner = self.draw_owner(data)
         columns = self.columns_of(owner)
         if data.draw(st.integers(0, 3)) == 0:
@@ -700,6 +698,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def undo_fails(self, data: st.DataObject) -> None:
         """An undo that failed half-way has not touched the other owner, and is repeated."""
+        self.write_something(data)
         owner = self.draw_owner(data)
         columns = self.columns_of(owner)
         self.owners[owner].last = None
@@ -738,7 +737,11 @@ class TableMachine(RuleBasedStateMachine):
             }
             assert row == {}
 
-    @rule()
+    @rule(data=st.data())
+    def read_the_changelog(self, data: st.DataObject) -> None:
+        self.write_something(data)
+        self.changelog_adds_up()
+
     def changelog_adds_up(self) -> None:
         """What the table was, and the changes since, give what it is: values and touched bits."""
         cells: dict[Key, dict[int, Any]] = {
@@ -810,19 +813,21 @@ class TableMachine(RuleBasedStateMachine):
 
     # --- Closing, crashing, cleaning ------------------------------------------------------------
 
-    @rule()
-    def reopen(self) -> None:
-        self.changelog_adds_up()
+    @rule(data=st.data())
+    def reopen(self, data: st.DataObject) -> None:
+        self.write_something(data)
         self.table.close()
         self.open()
 
     @rule(data=st.data())
     def crash_between_calls(self, data: st.DataObject) -> None:
+        self.write_something(data)
         self.crash(data)
 
     @rule(data=st.data())
     def crash_while_opening(self, data: st.DataObject) -> None:
-        failure = data.draw(failures("storage", "view", "log"))
+        self.write_something(data)
+        failure = data.draw(failures("storage", "view"))
         self.crash(data)
         try:
             with failure.armed():
@@ -830,8 +835,9 @@ class TableMachine(RuleBasedStateMachine):
         except FAILED as error:
             self.recover(data, error)
 
-    @rule()
-    def remember_the_views_as_they_are_on_disk(self) -> None:
+    @rule(data=st.data())
+    def remember_the_views_as_they_are_on_disk(self, data: st.DataObject) -> None:
+        self.write_something(data)
         for bucket_id in self.table.bucket_ids():
             view = self.table.bucket(bucket_id)._view
             self.names += 1
@@ -840,8 +846,9 @@ class TableMachine(RuleBasedStateMachine):
             self.checkpoints[bucket_id] = (path, view._written)
 
     @precondition(lambda self: self.is_log_whole())
-    @rule()
-    def rebuild_the_views_from_the_log(self) -> None:
+    @rule(data=st.data())
+    def rebuild_the_views_from_the_log(self, data: st.DataObject) -> None:
+        self.write_something(data)
         self.table.close()
         shutil.rmtree(self.views, ignore_errors=True)
         self.open()
@@ -849,7 +856,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cells and self.is_log_whole())
     @rule(data=st.data())
     def another_process_takes_the_lead(self, data: st.DataObject) -> None:
-        old = self.table
+        old, key = self.table, data.draw(st.sampled_from(sorted(self.cells)))
         old.to_arrow()
         self.names += 1
         self.views = self.directory / f"view-{self.names}"
@@ -858,7 +865,6 @@ class TableMachine(RuleBasedStateMachine):
         self.table.to_arrow()
         if data.draw(st.booleans()):
             self.clean(data=data)  # Not even then is the name free that the old leader needs.
-        key = data.draw(st.sampled_from(sorted(self.cells)))
         with pytest.raises(Deposed):
             old.delete(pa.table(key_arrays(self.schema, [key])))
         abandon(old)
@@ -866,6 +872,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def clean(self, data: st.DataObject) -> None:
         """Drop the log that no undo needs; killed half-way, the next call finishes it."""
+        self.write_something(data)
         if data.draw(st.booleans()):
             for owner in self.owners:
                 self.commit_of(owner)
@@ -896,6 +903,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data(), crashes=st.booleans())
     def evolve(self, data: st.DataObject, crashes: bool) -> None:
         """Add, drop or rename a column; killed within, it has happened or it has not."""
+        self.write_something(data)
         self.names += 1
         owner = self.draw_owner(data)
         change, target = self.draw_evolution(data, owner)
@@ -955,9 +963,10 @@ class TableMachine(RuleBasedStateMachine):
 
     # --- What holds at any time -----------------------------------------------------------------
 
-    @rule()
-    def a_scan_shows_what_the_model_says(self) -> None:
+    @rule(data=st.data())
+    def scan(self, data: st.DataObject) -> None:
         """Not after every step: a scan writes to RocksDB what is only in memory."""
+        self.write_something(data)
         assert as_visible(self.table.to_arrow(), self.schema) == visible(self.cells, self.schema)
         if not self.has_dropped:  # Else rows may be left of which only dropped columns were there.
             views = [self.table.bucket(bucket_id)._view for bucket_id in self.table.bucket_ids()]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 RANK = {"tallybook": 5, "sink": 4, "server": 3, "recovery": 2, "merge_engine": 1, "locks": 1}
 
 
-@pytest.mark.parametrize("name", ["merge_engine", "merge_engine.aggregates", "tallybook"])
+@pytest.mark.parametrize("name", ["locks", "merge_engine", "merge_engine.aggregates", "tallybook"])
 def test_a_package_exports_what_it_shows_and_nothing_else(name: str) -> None:
     package = importlib.import_module(name)
     visible = {

@@ -1,0 +1,34 @@
+"""Runs a command for as long as whoever started it lives: `guardian.py LOG COMMAND...`.
+
+The starter holds the other end of our standard input. Whatever it writes there asks the command to
+end; when it closes it or ends itself, for whatever reason, SIGKILL included, the command is killed.
+Prints the command's process id first. Only the standard library: it is started as a file, without
+the packages around it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+
+def main() -> int:
+    """Run the command to its end and return its exit code."""
+    with open(sys.argv[1], "ab") as log:
+        child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A Ctrl-C is the starter's to handle.
+    print(child.pid, flush=True)
+
+    def obey() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            child.terminate()
+        child.kill()
+
+    threading.Thread(target=obey, daemon=True).start()
+    return child.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Coordination in memory, for property tests and for a table in one process.
+
+Several sessions share one `MemoryCoordination`; its clock moves only when it is told to.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from locks.errors import SessionLost
+from locks.store import (
+    ANY_VERSION,
+    Check,
+    Conflict,
+    Create,
+    Delete,
+    Node,
+    Operation,
+    Write,
+    check_size,
+)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    data: bytes
+    version: int
+    modified_ms: int
+    session: int | None = None
+
+
+@dataclass
+class MemoryCoordination:
+    """The nodes that sessions share, and the clock."""
+
+    clock_ms: int = 1_000_000
+    nodes: dict[str, _Stored] = field(default_factory=dict)
+    watches: list[tuple[int, str, Callable[[], None]]] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    live_sessions: set[int] = field(default_factory=set)
+    sessions: int = 0
+
+    def connect(self) -> "MemoryStore":
+        """Open a session."""
+        with self.lock:
+            self.sessions += 1
+            self.live_sessions.add(self.sessions)
+            return MemoryStore(self, self.sessions)
+
+    def advance(self, milliseconds: int) -> None:
+        """Move the clock; a step back is as possible as with a real one."""
+        with self.lock:
+            self.clock_ms += milliseconds
+
+    def expire(self, session: int) -> None:
+        """End a session, as ZooKeeper does with one that is not heard of."""
+        with self.lock:
+            self.live_sessions.discard(session)
+            gone = [path for path, node in self.nodes.items() if node.session == session]
+            for path in gone:
+                del self.nodes[path]
+            self.watches = [watch for watch in self.watches if watch[0] != session]
+            watchers = self.watchers_of(gone)
+        for changed in watchers:
+            changed()
+
+    def watchers_of(self, paths: Iterable[str]) -> list[Callable[[], None]]:
+        """Return whom to call after these nodes changed: their watchers, and their parents'."""
+        touched = {*paths, *map(_parent, paths)}
+        return [changed for _, path, changed in self.watches if path in touched]
+
+
+class MemoryStore:
+    """One session of a MemoryCoordination; a CoordinationStore."""
+
+    def __init__(self, shared: MemoryCoordination, session: int) -> None:
+        self._shared = shared
+        self.session = session
+
+    def read(self, path: str) -> Node | None:
+        with self._shared.lock:
+            self._check_alive()
+            node = self._shared.nodes.get(path)
+            return None if node is None else Node(node.data, node.version, node.modified_ms)
+
+    def children(self, path: str) -> list[str]:
+        with self._shared.lock:
+            self._check_alive()
+            return self._children(path)
+
+    def _children(self, path: str) -> list[str]:
+        prefix = path.rstrip("/") + "/"
+        below = [p.removeprefix(prefix) for p in self._shared.nodes if p.startswith(prefix)]
+        return sorted(name for name in below if "/" not in name)
+
+    def sync(self) -> None:
+        with self._shared.lock:
+            self._check_alive()
+
+    def transact(self, operations: Sequence[Operation]) -> None:
+        check_size(operations)
+        shared = self._shared
+        with shared.lock:
+            self._check_alive()
+            before = dict(shared.nodes)
+            try:
+                for operation in operations:
+                    self._apply(operation)
+            except Conflict:
+                shared.nodes.clear()
+                shared.nodes.update(before)
+                raise
+            watchers = shared.watchers_of([o.path for o in operations if not isinstance(o, Check)])
+        for changed in watchers:
+            changed()
+
+    def _apply(self, operation: Operation) -> None:
+        nodes, now = self._shared.nodes, self._shared.clock_ms
+        path = operation.path
+        node = nodes.get(path)
+        if isinstance(operation, Create):
+            if node is not None or not self._takes_children(_parent(path)):
+                raise Conflict(path)
+            session = self.session if operation.ephemeral else None
+            nodes[path] = _Stored(operation.data, 0, now, session)
+            return
+        if node is None or operation.version not in (ANY_VERSION, node.version):
+            raise Conflict(path)
+        if isinstance(operation, Write):
+            nodes[path] = _Stored(operation.data, node.version + 1, now, node.session)
+        elif isinstance(operation, Delete):
+            if self._children(path):
+                raise Conflict(path)
+            del nodes[path]
+
+    def _takes_children(self, path: str) -> bool:
+        node = self._shared.nodes.get(path)
+        return path == "" or (node is not None and node.session is None)
+
+    def now_ms(self) -> int:
+        with self._shared.lock:
+            self._check_alive()
+            return self._shared.clock_ms
+
+    def watch(self, path: str, changed: Callable[[], None]) -> None:
+        with self._shared.lock:
+            self._check_alive()
+            self._shared.watches.append((self.session, path, changed))
+        changed()
+
+    def close(self) -> None:
+        self._shared.expire(self.session)
+
+    def _check_alive(self) -> None:
+        if self.session not in self._shared.live_sessions:
+            raise SessionLost(f"session {self.session} is gone; connect again")
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]

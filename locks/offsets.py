@@ -1,0 +1,121 @@
+"""Log offsets of many buckets, as one value."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from locks.errors import CorruptRecord, InvalidRequest
+from locks.integers import Signed, decode_array, encode_array
+
+_NUMBER_BITS = 20
+_PARTITION_BITS = 43
+_HIGHEST_ID = 2**63 - 1
+
+
+class BucketKey(NamedTuple):
+    """A bucket of a table: the id of its partition (0 if there are none), and its number."""
+
+    partition: int
+    number: int
+
+
+class Offsets(Mapping[BucketKey, int]):
+    """An offset per bucket, sorted by bucket; immutable. A bucket that is not in it is at 0.
+
+    As bytes, three arrays of `integers`: of the runs of consecutive bucket ids (partition << 20 |
+    number) how many ids are left out before each, and their lengths; then the offsets. That is 3 or
+    4 bytes per bucket, 8 at most.
+    """
+
+    _ids: Signed
+    _values: Signed
+
+    def __init__(self, offsets: Mapping[BucketKey, int] | None = None) -> None:
+        if isinstance(offsets, Offsets):
+            self._ids, self._values = offsets._ids, offsets._values
+            return
+        offsets = offsets or {}
+        try:
+            keys = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * len(offsets))
+            values = np.fromiter(offsets.values(), np.int64, len(offsets))
+        except OverflowError as exc:
+            raise InvalidRequest("a log offset or a bucket of more than 63 bits") from exc
+        partitions, numbers = keys[0::2], keys[1::2]
+        if (numbers >> _NUMBER_BITS).any():
+            raise InvalidRequest(f"bucket numbers range from 0 to {2**_NUMBER_BITS - 1}")
+        if (partitions >> _PARTITION_BITS).any():
+            raise InvalidRequest(f"partition ids range from 0 to {2**_PARTITION_BITS - 1}")
+        ids = partitions << _NUMBER_BITS | numbers
+        order = np.argsort(ids, kind="stable")
+        self._fill(ids[order], values[order])
+
+    @classmethod
+    def of_partition(cls, partition: int, values: Signed) -> "Offsets":
+        """Return the offsets of buckets 0, 1, ... of one partition."""
+        if not 0 <= partition < 1 << _PARTITION_BITS or len(values) > 1 << _NUMBER_BITS:
+            raise InvalidRequest(f"no partition {partition} of {len(values):,} buckets")
+        ids = (np.int64(partition) << _NUMBER_BITS) + np.arange(len(values))
+        made = cls()
+        made._fill(ids, np.array(values, np.int64))
+        return made
+
+    def _fill(self, ids: Signed, values: Signed) -> None:
+        if (values < 0).any():
+            raise InvalidRequest("a log offset is never negative")
+        self._ids, self._values = ids, values
+
+    def __getitem__(self, key: BucketKey) -> int:
+        partition, number = key
+        if number >> _NUMBER_BITS or partition >> _PARTITION_BITS:
+            raise KeyError(key)
+        wanted = partition << _NUMBER_BITS | number
+        at = int(np.searchsorted(self._ids, wanted))
+        if at == len(self._ids) or self._ids[at] != wanted:
+            raise KeyError(key)
+        return int(self._values[at])
+
+    def __iter__(self) -> Iterator[BucketKey]:
+        mask = (1 << _NUMBER_BITS) - 1
+        return (BucketKey(i >> _NUMBER_BITS, i & mask) for i in self._ids.tolist())
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Offsets):
+            return np.array_equal(self._ids, other._ids) and np.array_equal(
+                self._values, other._values
+            )
+        return dict(self) == other
+
+    def __hash__(self) -> int:
+        return hash((self._ids.tobytes(), self._values.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"Offsets({dict(self)})"
+
+    def encode(self) -> bytes:
+        """Return the bytes."""
+        begins = np.flatnonzero(np.diff(self._ids, prepend=-2) != 1)
+        lengths = np.diff(begins, append=len(self._ids))
+        gaps = self._ids[begins]
+        gaps[1:] -= gaps[:-1] + lengths[:-1]
+        return b"".join(map(encode_array, (gaps, lengths, self._values)))
+
+    @classmethod
+    def decode(cls, data: bytes, start: int) -> tuple["Offsets", int]:
+        """Return the offsets that begin at `start`, and where they end."""
+        gaps, start = decode_array(data, start)
+        lengths, start = decode_array(data, start)
+        values, end = decode_array(data, start)
+        if len(gaps) != len(lengths) or sum(lengths.tolist()) != len(values):
+            raise CorruptRecord("offsets of other buckets than there are")
+        if (lengths == 0).any() or sum(gaps.tolist()) + len(values) > _HIGHEST_ID:
+            raise CorruptRecord("a run of no buckets, or of buckets that cannot be")
+        # A gap moves all ids behind it ahead of their positions.
+        ids = np.repeat(np.cumsum(gaps), lengths) + np.arange(len(values))
+        made = cls()
+        made._ids, made._values = ids, values
+        return made, end

@@ -1,0 +1,78 @@
+"""Tables as the coordinator knows them: name, id, definition."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from locks.errors import CorruptRecord, InvalidColumns, UnknownColumn
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDefinition:
+    """What a table is, as values: the schema is the merge engine's JSON, kept as it is.
+
+    `columns` are the value columns by name, with their ids; `key_columns` the primary key's names.
+    """
+
+    schema: str
+    columns: Mapping[str, int]
+    key_columns: tuple[str, ...]
+    buckets: int
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def column_ids(self, table: str, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the ids of these value columns; an error names the one that is none."""
+        if not names:
+            raise InvalidColumns(f"table {table}: a lock needs at least one column")
+        for name in names:
+            if name in self.key_columns:
+                raise InvalidColumns(
+                    f"table {table}: column '{name}' is part of the primary key, which is "
+                    "everybody's; lock value columns only"
+                )
+            if name not in self.columns:
+                known = ", ".join(sorted(self.columns))
+                raise UnknownColumn(f"table {table} has no column '{name}'; it has {known}")
+        return tuple(sorted({self.columns[name] for name in names}))
+
+    def column_names(self, ids: tuple[int, ...]) -> str:
+        """Return ids as people read them; a dropped column has only its number left."""
+        names = {number: name for name, number in self.columns.items()}
+        return ", ".join(names.get(number, f"#{number}") for number in sorted(ids))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table: a re-created one of the same name has another id.
+
+    `version` rises with every alteration.
+    """
+
+    name: str
+    table_id: int
+    version: int
+    definition: TableDefinition
+
+
+def encode_table(name: str, definition: TableDefinition) -> bytes:
+    """Return a definition's bytes."""
+    return json.dumps({"format": FORMAT, "name": name, **asdict(definition)}).encode()
+
+
+def decode_table(table_id: int, data: bytes, version: int) -> Table:
+    """Return the table; CorruptRecord if the bytes are none, or of another format."""
+    try:
+        fields = json.loads(data)
+        found = fields.pop("format")
+        if found != FORMAT:
+            raise CorruptRecord(
+                f"table {table_id} has format {found}, this release reads {FORMAT}; upgrade"
+            )
+        name = fields.pop("name")
+        fields["key_columns"] = tuple(fields["key_columns"])
+        definition = TableDefinition(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise CorruptRecord(f"the definition of table {table_id} is damaged: {exc}") from exc
+    return Table(name=name, table_id=table_id, version=version, definition=definition)

@@ -1,0 +1,277 @@
+"""The real coordination store: a ZooKeeper session through kazoo.
+
+What kazoo does by itself is not enough for correctness, so three things are settled here. Requests
+wait for the connection within a deadline. A transaction that was sent and not answered is an
+UnknownOutcome, and whoever wants to know reads back through this same client, whose requests stay
+in order. And a lost session ends the store for good, rather than going on in another one.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
+
+from locks.errors import (
+    AccessDenied,
+    CoordinationError,
+    SessionLost,
+    Unavailable,
+    UnknownOutcome,
+)
+from locks.store import Check, Conflict, Create, Node, Operation, Write, check_size
+from locks.watching import Watch
+
+logger = logging.getLogger(__name__)
+
+CLOCK_PATH = "/clock"
+_LOST_ANSWER = (
+    ConnectionLoss,
+    KazooTimeoutError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionMovedError,
+)
+_LOST_SESSION = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
+_CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
+_CONDITIONS = (
+    BadVersionError,
+    NoChildrenForEphemeralsError,
+    NoNodeError,
+    NodeExistsError,
+    NotEmptyError,
+)
+
+
+class ZooKeeperStore:
+    """A session with ZooKeeper at `host:port[,host:port...][/chroot]`; a CoordinationStore."""
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        session_timeout_s: float = 10.0,
+        deadline_s: float = 30.0,
+        credentials: tuple[str, str] | None = None,
+    ) -> None:
+        """Connect within the deadline, or raise Unavailable."""
+        self._hosts = hosts
+        self._deadline_s = deadline_s
+        self._lost = threading.Event()
+        self._ending = threading.Lock()
+        self._watches: list[Watch] = []
+        # kazoo's own chroot has to exist before it can be used; ours is a prefix.
+        servers, slash, chroot = hosts.partition("/")
+        self._root = f"{slash}{chroot}".rstrip("/")
+        self._client = _client(servers, session_timeout_s, credentials)
+        self._client.add_listener(self._on_state)
+        try:
+            self._client.start(timeout=deadline_s)
+        except KazooTimeoutError as exc:
+            raise Unavailable(f"no ZooKeeper at {hosts} within {deadline_s:g} s") from exc
+        try:
+            self._answer(lambda: self._client.ensure_path_async(self._root + CLOCK_PATH))
+        except CoordinationError:
+            self.close()
+            raise
+
+    def read(self, path: str) -> Node | None:
+        try:
+            data, stat = self._answer(lambda: self._client.get_async(self._root + path))
+        except NoNodeError:
+            return None
+        return Node(data, stat.version, stat.mtime)
+
+    def children(self, path: str) -> list[str]:
+        try:
+            names: list[str] = self._answer(
+                lambda: self._client.get_children_async(self._root + path)
+            )
+        except NoNodeError:
+            return []
+        return sorted(names)
+
+    def sync(self) -> None:
+        self._answer(lambda: self._client.sync_async(self._root + CLOCK_PATH))
+
+    def now_ms(self) -> int:
+        # Writing is the only way to see the leader's clock; doing it twice does no harm.
+        return int(self._answer(lambda: self._client.set_async(self._root + CLOCK_PATH, b"")).mtime)
+
+    def transact(self, operations: Sequence[Operation]) -> None:
+        check_size(operations)
+        deadline = time.monotonic() + self._deadline_s
+        self._wait_until_connected(deadline)
+        transaction = self._client.transaction()
+        for operation in operations:
+            _add(transaction, operation, self._root)
+        with self._translated():
+            try:
+                results = transaction.commit_async().get(timeout=_remaining(deadline))
+            except _LOST_ANSWER as exc:
+                raise UnknownOutcome(f"ZooKeeper at {self._hosts} did not answer a write") from exc
+            if self._lost.is_set():  # It may have been sent in a session that kazoo made anew.
+                raise self._session_lost()
+            _check_results(operations, results)
+
+    def watch(self, path: str, changed: Callable[[], None]) -> None:
+        self._check_alive()
+        watch = Watch(self._client, self._root + path, changed)
+        self._watches.append(watch)
+        watch.arm()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up, as far as is known here: never a reason to write."""
+        return bool(self._client.connected) and not self._lost.is_set()
+
+    def close(self) -> None:
+        self._lost.set()
+        with self._ending:
+            try:
+                self._client.stop()
+                self._client.close()
+            except Exception:
+                logger.warning("the connection with %s did not close", self._hosts, exc_info=True)
+
+    def _answer(self, request: Callable[[], Any]) -> Any:
+        """Send a request that may be sent twice, until it is answered or the deadline passes."""
+        deadline = time.monotonic() + self._deadline_s
+        while True:
+            self._wait_until_connected(deadline)
+            with self._translated():
+                try:
+                    return request().get(timeout=_remaining(deadline))
+                except _LOST_ANSWER as exc:
+                    if time.monotonic() >= deadline:
+                        raise self._unavailable() from exc
+
+    def _wait_until_connected(self, deadline: float) -> None:
+        self._check_alive()
+        while not self._client.connected:
+            if time.monotonic() >= deadline:
+                raise self._unavailable()
+            self._lost.wait(0.01)
+            self._check_alive()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn kazoo's errors into ours; a missing node is for the caller to judge."""
+        try:
+            yield
+        except NoNodeError:
+            raise
+        except _LOST_SESSION as exc:
+            self._lost.set()
+            raise self._session_lost() from exc
+        except NoAuthError as exc:
+            raise AccessDenied(
+                f"ZooKeeper at {self._hosts} refuses access below {self._root or '/'} with these "
+                "credentials"
+            ) from exc
+        except KazooException as exc:
+            raise CoordinationError(f"ZooKeeper at {self._hosts}: {exc!r}") from exc
+
+    def _on_state(self, state: str) -> None:
+        """Called on kazoo's own thread: must not wait for anything."""
+        if state == KazooState.CONNECTED:
+            for watch in list(self._watches):
+                watch.arm()
+        elif state == KazooState.LOST and not self._lost.is_set():
+            logger.warning("the ZooKeeper session with %s is lost", self._hosts)
+            self._lost.set()
+            # kazoo would open another session, where ours goes on as if nothing had happened.
+            threading.Thread(target=self.close, name="zookeeper-close", daemon=True).start()
+
+    def _check_alive(self) -> None:
+        if self._lost.is_set():
+            raise self._session_lost()
+
+    def _session_lost(self) -> SessionLost:
+        return SessionLost(f"the session with ZooKeeper at {self._hosts} is gone; connect again")
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(
+            f"ZooKeeper at {self._hosts} did not answer within {self._deadline_s:g} s; try again"
+        )
+
+
+def _client(
+    hosts: str, session_timeout_s: float, credentials: tuple[str, str] | None
+) -> KazooClient:
+    security: dict[str, Any] = {}
+    if credentials is not None:
+        user, password = credentials
+        security["auth_data"] = [("digest", f"{user}:{password}")]
+        security["default_acl"] = [make_digest_acl(user, password, all=True)]
+    # kazoo's own back-off grows to an hour: the session would be gone long before it tries again.
+    retry = KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5)
+    return KazooClient(
+        hosts=hosts, timeout=session_timeout_s, connection_retry=retry, logger=_quiet(), **security
+    )
+
+
+def _quiet() -> logging.Logger:
+    """kazoo reports every reconnect as a warning with a traceback; the states say enough."""
+    quiet = logging.getLogger("locks.kazoo")
+    quiet.setLevel(logging.ERROR)
+    return quiet
+
+
+def _add(transaction: Any, operation: Operation, root: str) -> None:
+    path = root + operation.path
+    if isinstance(operation, Create):
+        transaction.create(path, operation.data, ephemeral=operation.ephemeral)
+    elif isinstance(operation, Write):
+        transaction.set_data(path, operation.data, operation.version)
+    elif isinstance(operation, Check):
+        transaction.check(path, operation.version)
+    else:
+        transaction.delete(path, operation.version)
+
+
+def _check_results(operations: Sequence[Operation], results: Sequence[Any]) -> None:
+    """kazoo returns the errors of a transaction rather than raising them: one per operation.
+
+    Those before and after the one that failed are told of its consequences only.
+    """
+    failed = [
+        (operation, result)
+        for operation, result in zip(operations, results, strict=True)
+        if isinstance(result, Exception) and not isinstance(result, _CONSEQUENCES)
+    ]
+    for operation, result in failed:
+        if isinstance(result, _CONDITIONS):
+            raise Conflict(operation.path) from result
+        raise result
+    if any(isinstance(result, Exception) for result in results):
+        raise CoordinationError(f"ZooKeeper rolled a transaction back without a reason: {results}")
+
+
+def _remaining(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)

@@ -1,0 +1,42 @@
+"""A real ZooKeeper for tests: one server per module, a chroot per test."""
+
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from locks import EmbeddedZooKeeper
+
+_numbers = itertools.count()
+
+
+def needs_java() -> None:
+    """Skip the test where there is no Java to run ZooKeeper with."""
+    if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+        pytest.skip("ZooKeeper needs Java, and there is none on the PATH or in JAVA_HOME")
+
+
+@contextmanager
+def zookeeper_server(directory: Path) -> Iterator[EmbeddedZooKeeper]:
+    """Run a server on 127.0.0.1 and a free port for the duration of the block."""
+    needs_java()
+    with EmbeddedZooKeeper(directory / "zookeeper") as server:
+        yield server
+
+
+def chroot(server: EmbeddedZooKeeper) -> str:
+    """Return an address below which nobody has written yet."""
+    return f"{server.address}/test-{next(_numbers)}"
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+    """Wait for a condition; fail, saying what did not happen, when the deadline passes."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {deadline_s:g} s"
+        time.sleep(0.005)
