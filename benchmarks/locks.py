@@ -44,7 +44,8 @@ def _commits(setting: Setting, address: str, label: str, buckets: int) -> Iterat
             ),
         )
         lock = coordinator.acquire(table, "etl-1", ["orders"])
-        lock.ready(Offsets.of_partition(0, ends), [server.name])
+        baseline = Offsets.of_partition(0, ends)
+        lock.ready(baseline, [server.name])
         path = f"/bare-{label}"
         bare.create(path, encode_record(lock.record))
 
@@ -52,7 +53,7 @@ def _commits(setting: Setting, address: str, label: str, buckets: int) -> Iterat
             ours = theirs = 0.0
             for _ in range(_COMMITS):
                 ends[:] += random.integers(0, 1_000, buckets)
-                offsets, batch = Offsets.of_partition(0, ends), lock.batch + 1
+                offsets, batch = baseline.at(ends), lock.batch + 1
                 ours += timed(partial(lock.commit, batch, offsets, [server.name]))[0]
                 theirs += timed(partial(bare.set, path, encode_record(lock.record)))[0]
             return ours / _COMMITS, theirs / _COMMITS

@@ -25,16 +25,19 @@ class Offsets(Mapping[BucketKey, int]):
     """An offset per bucket, sorted by bucket; immutable. A bucket that is not in it is at 0.
 
     As bytes, three arrays of `integers`: of the runs of consecutive bucket ids (partition << 20 |
-    number) how many ids are left out before each, and their lengths; then the offsets. That is 3 or
-    4 bytes per bucket, 8 at most.
+    number) how many ids are left out before each, and their lengths; then the offsets. That is
+    mostly 4 bytes per bucket, and 8 at most.
     """
 
     _ids: Signed
     _values: Signed
+    # The ids as bytes, once they were needed: from commit to commit only the offsets change.
+    _encoded_ids: bytes | None = None
 
     def __init__(self, offsets: Mapping[BucketKey, int] | None = None) -> None:
         if isinstance(offsets, Offsets):
             self._ids, self._values = offsets._ids, offsets._values
+            self._encoded_ids = offsets._encoded_ids
             return
         offsets = offsets or {}
         try:
@@ -98,11 +101,22 @@ class Offsets(Mapping[BucketKey, int]):
 
     def encode(self) -> bytes:
         """Return the bytes."""
-        begins = np.flatnonzero(np.diff(self._ids, prepend=-2) != 1)
-        lengths = np.diff(begins, append=len(self._ids))
-        gaps = self._ids[begins]
-        gaps[1:] -= gaps[:-1] + lengths[:-1]
-        return b"".join(map(encode_array, (gaps, lengths, self._values)))
+        if self._encoded_ids is None:
+            begins = np.flatnonzero(np.diff(self._ids, prepend=-2) != 1)
+            lengths = np.diff(begins, append=len(self._ids))
+            gaps = self._ids[begins]
+            gaps[1:] -= gaps[:-1] + lengths[:-1]
+            self._encoded_ids = encode_array(gaps) + encode_array(lengths)
+        return self._encoded_ids + encode_array(self._values)
+
+    def at(self, values: Signed) -> "Offsets":
+        """Return other offsets of the same buckets, in the same order."""
+        if len(values) != len(self._ids):
+            raise InvalidRequest(f"{len(values)} offsets for {len(self._ids)} buckets")
+        moved = Offsets()
+        moved._fill(self._ids, np.array(values, np.int64))
+        moved._encoded_ids = self._encoded_ids
+        return moved
 
     @classmethod
     def decode(cls, data: bytes, start: int) -> tuple["Offsets", int]:

@@ -28,9 +28,10 @@ def retried(store: CoordinationStore, deadline_s: float, attempt: Callable[[], R
             if time.monotonic() > deadline:
                 raise _late(doubt, f"others were faster for {deadline_s:g} s; try again") from exc
         except UnknownOutcome as exc:
-            doubt = exc
-            if time.monotonic() > deadline:
+            # The first one is looked into however late it is.
+            if doubt is not None and time.monotonic() > deadline:
                 raise
+            doubt = exc
         except Unavailable as exc:
             raise _late(doubt, str(exc)) from exc
 

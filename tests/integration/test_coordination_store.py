@@ -4,13 +4,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 
 from locks import CoordinationStore, EmbeddedZooKeeper, MemoryCoordination, ZooKeeperStore
-from locks.errors import RecordTooLarge, SessionLost
+from locks.errors import AccessDenied, RecordTooLarge, SessionLost
 from locks.store import MAX_TRANSACTION_BYTES, Check, Conflict, Create, Delete, Node, Write
 from tests.zookeeper_server import chroot, wait_until, zookeeper_server
 
@@ -288,3 +288,23 @@ def test_a_watch_of_children_tells_of_ephemeral_nodes_that_go(connect: Connect) 
     other.close()
     calls.wait_for_another_than(made)
     assert watching.children("/p") == []
+
+
+def test_zookeeper_refuses_whoever_has_not_the_credentials(zookeeper: EmbeddedZooKeeper) -> None:
+    address = chroot(zookeeper)
+    with closing(ZooKeeperStore(address, credentials=("tallybook", "secret"))) as ours:
+        ours.transact([Create("/a", b"ours")])
+        with pytest.raises(AccessDenied, match="refuses access below /test-"):
+            ZooKeeperStore(f"{address}/below")
+        with closing(ZooKeeperStore(address)) as theirs:
+            calls: list[Callable[[], object]] = [
+                lambda: theirs.read("/a"),
+                lambda: theirs.transact([Write("/a", b"theirs", 0)]),
+                lambda: theirs.transact([Create("/b", b"theirs")]),
+                theirs.now_ms,
+            ]
+            for call in calls:
+                with pytest.raises(AccessDenied, match="with these credentials"):
+                    call()
+        with closing(ZooKeeperStore(address, credentials=("tallybook", "secret"))) as again:
+            assert read(again, "/a")[:2] == (b"ours", 0)

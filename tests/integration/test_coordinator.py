@@ -132,6 +132,20 @@ def ready(
     return lock
 
 
+def just_before_the_next_transaction(
+    coordinator: Coordinator, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let somebody else act between what the next call reads and what it writes."""
+    real = coordinator.store.transact
+
+    def transact(operations: Sequence[Operation]) -> None:
+        monkeypatch.undo()
+        act()
+        real(operations)
+
+    monkeypatch.setattr(coordinator.store, "transact", transact)
+
+
 # Tables and servers
 
 
@@ -218,14 +232,7 @@ def test_a_lock_that_comes_alive_while_its_table_is_dropped_is_in_the_way(
 ) -> None:
     lock = ready(cluster.coordinator(), table, "etl-1", "orders", ttl_ms=SHORTEST_TTL_MS)
     cluster.expire(table, "etl-1")
-    real = coordinator.store.transact
-
-    def renewed_just_before(operations: Sequence[Operation]) -> None:
-        monkeypatch.undo()
-        lock.commit(0, LATER, [])
-        real(operations)
-
-    monkeypatch.setattr(coordinator.store, "transact", renewed_just_before)
+    just_before_the_next_transaction(coordinator, lambda: lock.commit(0, LATER, []), monkeypatch)
     if cluster.memory is not None:
         with pytest.raises(LockHeld, match="held by `etl-1`"):
             coordinator.drop_table(table)
@@ -555,6 +562,32 @@ def test_several_expired_owners_are_taken_over_at_once(
         "etl-2": DebtKind.REDO,
     }
     assert coordinator.records(table)["etl-3"].held
+
+
+def test_what_an_owner_commits_while_it_is_succeeded_is_not_lost(
+    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = ready(cluster.coordinator(), table, "etl-1", "orders")
+    just_before_the_next_transaction(coordinator, lambda: lock.commit(0, LATER, []), monkeypatch)
+    successor = coordinator.acquire(table, "etl-1", ["orders"])
+    assert successor.batch == 0
+    assert [debt.offsets for debt in successor.debts] == [LATER]
+
+
+def test_what_an_expired_owner_commits_while_it_is_taken_over_is_not_lost(
+    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = ready(cluster.coordinator(), table, "etl-1", "orders", ttl_ms=SHORTEST_TTL_MS)
+    cluster.expire(table, "etl-1")
+    just_before_the_next_transaction(coordinator, lambda: lock.commit(0, LATER, []), monkeypatch)
+    if cluster.memory is not None:
+        with pytest.raises(LockHeld, match="held by `etl-1`"):
+            coordinator.acquire(table, "etl-2", ["orders"], handover=True)
+        cluster.memory.advance(SHORTEST_TTL_MS)
+    # (In ZooKeeper its TTL is a millisecond here, so it is found expired again.)
+    successor = coordinator.acquire(table, "etl-2", ["orders"], handover=True)
+    assert [debt.offsets for debt in successor.debts] == [LATER]
+    assert coordinator.records(table)["etl-1"].batch == 0
 
 
 def test_only_the_epoch_that_was_asked_for_is_succeeded(

@@ -256,7 +256,7 @@ class Step:
     after: Intruder | None
 
 
-INTRUDERS: st.SearchStrategy[Intruder | None] = st.builds(
+INTRUDERS: st.SearchStrategy[Intruder] = st.builds(
     Intruder,
     clock_step=st.sampled_from([0, 2_000, 10_000]),
     owner=OWNERS,
@@ -398,8 +398,9 @@ class LockMachine(RuleBasedStateMachine):
         return self.world.observer
 
     def intrude(self, intruder: Intruder) -> None:
-        owner, lock = intruder.owner, self.others.get(intruder.owner)
-        if intruder.goes_on and lock is not None and self.is_current(lock):
+        going_on = [lock for lock in self.others.values() if self.is_current(lock)]
+        if intruder.goes_on and going_on:
+            lock = going_on[0]
             if lock.state is LockState.ACQUIRED:
                 lock.ready(self.observer.ends, [])
             else:
@@ -408,8 +409,8 @@ class LockMachine(RuleBasedStateMachine):
             return
         self.world.advance(intruder.clock_step)
         with suppress(LockHeld):
-            self.others[owner] = self.other.acquire(
-                self.table, owner, list(intruder.columns), ttl_ms=10_000, handover=True
+            self.others[intruder.owner] = self.other.acquire(
+                self.table, intruder.owner, list(intruder.columns), ttl_ms=10_000, handover=True
             )
 
     @initialize(target=servers)
@@ -439,7 +440,7 @@ class LockMachine(RuleBasedStateMachine):
         columns=WANTED,
         ttl_ms=TTLS,
         handover=st.sampled_from([True, True, True, False]),
-        goes_on=st.integers(0, 3),
+        goes_on=st.integers(0, 4),
         data=st.data(),
     )
     def acquire(  # noqa: PLR0917
@@ -451,7 +452,7 @@ class LockMachine(RuleBasedStateMachine):
         goes_on: int,
         data: st.DataObject,
     ) -> ColumnLock:
-        """Acquire and, often, go on at once: get ready, write, commit."""
+        """Acquire and, often, go on at once: get ready, write, commit, release."""
         quiet, last_epoch = self.play(data), self.observer.last_epoch
         in_the_way = self.in_the_way(owner, columns)
         strangers = self.strangers(owner, columns)
@@ -476,6 +477,8 @@ class LockMachine(RuleBasedStateMachine):
             self.write(lock)
         if goes_on >= 3:
             self.commit(lock, 1, [], data)
+        if goes_on >= 4:
+            self.release(lock, data)
         return lock
 
     @rule(target=locks, lock=locks, columns=WANTED, data=st.data())
@@ -672,6 +675,10 @@ class FaultyLockMachine(LockMachine):
     """With faults: whatever happens to transactions, the invariants hold and no call lies."""
 
     scripts = SCRIPTS
+
+    @rule(intruder=INTRUDERS)
+    def another_process_acts(self, intruder: Intruder) -> None:
+        self.intrude(intruder)
 
 
 SETTINGS = settings(max_examples=4 * EXAMPLES, stateful_step_count=60, deadline=None)

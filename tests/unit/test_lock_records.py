@@ -267,3 +267,17 @@ def test_a_partition_out_of_range_is_refused() -> None:
         Offsets.of_partition(-1, np.array([1]))
     with pytest.raises(InvalidRequest):
         Offsets.of_partition(0, np.array([-1]))
+
+
+def test_the_same_buckets_at_other_offsets_are_as_if_made_anew() -> None:
+    buckets = [BucketKey(0, 2), BucketKey(0, 3), BucketKey(7, 0)]
+    first = Offsets(dict.fromkeys(buckets, 5))
+    encoded = first.encode()
+    moved = first.at(np.array([6, 5, 900]))
+    assert moved == dict(zip(buckets, [6, 5, 900], strict=True))
+    assert Offsets.decode(moved.encode(), 0)[0] == moved
+    assert first.encode() == encoded
+    with pytest.raises(InvalidRequest):
+        first.at(np.array([1, 2]))
+    with pytest.raises(InvalidRequest):
+        first.at(np.array([1, 2, -3]))
