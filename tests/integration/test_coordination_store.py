@@ -292,19 +292,23 @@ def test_a_watch_of_children_tells_of_ephemeral_nodes_that_go(connect: Connect) 
 
 def test_zookeeper_refuses_whoever_has_not_the_credentials(zookeeper: EmbeddedZooKeeper) -> None:
     address = chroot(zookeeper)
-    with closing(ZooKeeperStore(address, credentials=("tallybook", "secret"))) as ours:
+    with (
+        closing(ZooKeeperStore(address, credentials=("tallybook", "secret"))) as ours,
+        closing(ZooKeeperStore(zookeeper.address)) as theirs,
+    ):
         ours.transact([Create("/a", b"ours")])
-        with pytest.raises(AccessDenied, match="refuses access below /test-"):
-            ZooKeeperStore(f"{address}/below")
-        with closing(ZooKeeperStore(address)) as theirs:
-            calls: list[Callable[[], object]] = [
-                lambda: theirs.read("/a"),
-                lambda: theirs.transact([Write("/a", b"theirs", 0)]),
-                lambda: theirs.transact([Create("/b", b"theirs")]),
-                theirs.now_ms,
-            ]
-            for call in calls:
-                with pytest.raises(AccessDenied, match="with these credentials"):
-                    call()
+        path = address.removeprefix(zookeeper.address) + "/a"
+        calls: list[Callable[[], object]] = [
+            lambda: ZooKeeperStore(address),
+            lambda: ZooKeeperStore(f"{address}/below"),
+            lambda: ZooKeeperStore(address, credentials=("tallybook", "guess")),
+            lambda: theirs.read(path),
+            lambda: theirs.children(path),
+            lambda: theirs.transact([Write(path, b"theirs", 0)]),
+            lambda: theirs.transact([Create(f"{path}/child", b"theirs")]),
+        ]
+        for call in calls:
+            with pytest.raises(AccessDenied, match="with these credentials"):
+                call()
         with closing(ZooKeeperStore(address, credentials=("tallybook", "secret"))) as again:
             assert read(again, "/a")[:2] == (b"ours", 0)

@@ -20,7 +20,7 @@ from merge_engine.options import BucketOptions
 from merge_engine.schema import Column
 from merge_engine.segment import AggMode, Token
 from merge_engine.table import Table
-from tests.property.test_table_machine import (
+from tests.property.table_model import (
     OPERATION,
     Put,
     RawRow,
