@@ -16,11 +16,15 @@ Signed = npt.NDArray[np.int64]
 
 _LONGEST = 10
 _WIDTHS = (1, 2, 4, 8)
+_FEW = 32
 _HIGHEST = 2**63 - 1
+_SMALL = [bytes([value]) for value in range(0x80)]
 
 
 def encode_one(value: int) -> bytes:
     """Return one number, of at most 64 bits and not negative."""
+    if value <= 0x7F:
+        return _SMALL[value]
     octets = bytearray()
     while value > 0x7F:
         octets.append(value & 0x7F | 0x80)
@@ -45,10 +49,16 @@ def encode_array(values: Signed) -> bytes:
     """Return an array of numbers, none of them negative."""
     if len(values) == 0:
         return encode_one(0)
-    lowest = int(values.min())
-    width = _width(int(values.max()) - lowest)
-    head = encode_one(len(values)) + encode_one(lowest) + bytes([width])
-    return head + (values - lowest).astype(f"<u{width}").tobytes()
+    if len(values) <= _FEW:  # Every call of NumPy costs as much as a dozen integers.
+        few = values.tolist()
+        lowest = min(few)
+        width = _width(max(few) - lowest)
+        body = b"".join([(value - lowest).to_bytes(width, "little") for value in few])
+    else:
+        lowest = int(values.min())
+        width = _width(int(values.max()) - lowest)
+        body = (values - lowest).astype(f"<u{width}").tobytes()
+    return encode_one(len(values)) + encode_one(lowest) + bytes([width]) + body
 
 
 def decode_array(data: bytes, start: int) -> tuple[Signed, int]:

@@ -1,6 +1,6 @@
 """The lock record of an owner, as a value."""
 
-import uuid
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -95,7 +95,7 @@ class LockRecord:
 
 def new_stamp() -> bytes:
     """Return what tells one change of a record from any other."""
-    return uuid.uuid4().bytes
+    return os.urandom(STAMP_BYTES)
 
 
 def check_record(record: LockRecord) -> None:
