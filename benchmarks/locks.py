@@ -75,6 +75,6 @@ def _commits(setting: Setting, address: str, label: str, buckets: int) -> Iterat
         what=f"size of a lock record of {buckets:,} buckets; {_OWNERS} owners of a table take "
         f"{_OWNERS * size:,} bytes, each in a node of its own",
         ours=f"{size:,} bytes",
-        baseline=f"{1_000_000:,} at most",
+        baseline="1 MB at most",
         value=size,
     )

@@ -66,8 +66,11 @@ def timed(call: Callable[[], Result]) -> tuple[float, Result]:
 
 
 def _rate(seconds: Sequence[float], unit: str) -> str:
-    thousands = 1 / median(seconds) / 1e3
-    number = f"{thousands:.0f} k" if thousands < 1000 else f"{thousands / 1e3:.2f} M"
+    rate = 1 / median(seconds)
+    if rate < 1e4:
+        number = f"{rate:.0f}"
+    else:
+        number = f"{rate / 1e3:.0f} k" if rate < 1e6 else f"{rate / 1e6:.2f} M"
     return f"{number} {unit}/s"
 
 
