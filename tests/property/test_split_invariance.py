@@ -2,9 +2,11 @@
 
 import os
 import random
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -82,6 +84,12 @@ def test_any_split_any_mode_and_any_number_of_buckets_give_the_same_table(
     assert table_of(split, data.draw(st.integers(1, 4))) == expected
 
 
+def all_stacks() -> str:
+    """Return where every thread of this process stands."""
+    frames = sys._current_frames().values()
+    return "\n\n".join("".join(traceback.format_stack(frame)[-6:]) for frame in frames)
+
+
 class Threads:
     """Calls that begin together and must end within the deadline. The threads are daemons, so that
     calls that wait for each other for ever fail the test and nothing else."""
@@ -106,7 +114,7 @@ class Threads:
         deadline = time.monotonic() + DEADLINE_S
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0))
-            assert not thread.is_alive(), "calls wait for each other"
+            assert not thread.is_alive(), f"calls wait for each other:\n{all_stacks()}"
         if self._errors:
             raise self._errors[0]
 
