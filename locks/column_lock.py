@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from locks.errors import Fenced, InvalidRequest, RewoundBatch, StaleLeaders, Unavailable
 from locks.offsets import BucketKey, Offsets
 from locks.paths import owner_path, server_path
 from locks.record_codec import decode_node, encode_record
-from locks.records import Debt, LockRecord, Prepared, Token, new_stamp
+from locks.records import GIVEN_UP, Debt, LockRecord, Prepared, Token, new_stamp
 from locks.retrying import retried
 from locks.store import Check, Conflict, CoordinationStore, Write
 
 logger = logging.getLogger(__name__)
+
+_Fields = Mapping[str, Any]
 
 
 class LockState(Enum):
@@ -104,28 +107,28 @@ class ColumnLock:
         """
         ends = Offsets(offsets)
 
-        def change(record: LockRecord) -> LockRecord:
+        def change() -> _Fields:
             self._guard(LockState.ACQUIRED)
-            return replace(record, ready=True, offsets=ends, debts=())
+            return {"ready": True, "offsets": ends, "debts": ()}
 
         self._update(change, servers)
 
     def renew(self) -> None:
         """Start the TTL anew."""
 
-        def change(record: LockRecord) -> LockRecord:
+        def change() -> _Fields:
             self._guard(LockState.ACQUIRED, LockState.READY)
-            return record
+            return {}
 
         self._update(change)
 
     def prepare(self, batch: int, location: str) -> None:
         """Redo: the folded batch lies at `location` and fits; from here on it will be applied."""
 
-        def change(record: LockRecord) -> LockRecord:
+        def change() -> _Fields:
             self._guard(LockState.READY)
-            self._check_batch(record, batch)
-            return replace(record, prepared=Prepared(Token(self.epoch, batch), location))
+            self._check_batch(batch)
+            return {"prepared": Prepared(Token(self.epoch, batch), location)}
 
         self._update(change)
 
@@ -137,34 +140,36 @@ class ColumnLock:
         """
         ends = Offsets(offsets)
 
-        def change(record: LockRecord) -> LockRecord:
+        def change() -> _Fields:
             self._guard(LockState.READY)
-            self._check_batch(record, batch)
+            self._check_batch(batch)
+            record = self._record
             committed = {**record.committed, **dict.fromkeys(record.columns, record.epoch)}
-            return replace(record, batch=batch, offsets=ends, prepared=None, committed=committed)
+            return {"batch": batch, "offsets": ends, "prepared": None, "committed": committed}
 
         self._update(change, servers)
 
     def release(self) -> None:
         """Free the columns; the batch number stays. Only with nothing uncommitted: else abandon."""
 
-        def change(record: LockRecord) -> LockRecord:
+        def change() -> _Fields:
             self._guard(LockState.READY)
-            if record.prepared is not None:
+            prepared = self._record.prepared
+            if prepared is not None:
                 raise InvalidRequest(
-                    f"batch {record.prepared.token.batch} of `{self.owner}` is prepared and not "
+                    f"batch {prepared.token.batch} of `{self.owner}` is prepared and not "
                     "committed: commit it, or abandon the lock"
                 )
-            return record.given_up()
+            return GIVEN_UP
 
         self._update(change, end=LockState.ENDED)
 
     def abandon(self) -> None:
         """Give the lock up for takeover, with tail and debts in place for the next to pay."""
 
-        def change(record: LockRecord) -> LockRecord:
+        def change() -> _Fields:
             self._guard(LockState.ACQUIRED, LockState.READY)
-            return replace(record, abandoned=True)
+            return {"abandoned": True}
 
         self._update(change, end=LockState.ENDED)
 
@@ -178,7 +183,8 @@ class ColumnLock:
                 f"not {expected}"
             )
 
-    def _check_batch(self, record: LockRecord, batch: int) -> None:
+    def _check_batch(self, batch: int) -> None:
+        record = self._record
         if batch == record.batch:
             raise RewoundBatch(
                 f"batch {batch} of `{self.owner}` is committed already: a replay; skip it"
@@ -205,11 +211,11 @@ class ColumnLock:
 
     def _update(
         self,
-        change: Callable[[LockRecord], LockRecord],
+        change: Callable[[], _Fields],
         servers: Iterable[str] = (),
         end: LockState | None = None,
     ) -> None:
-        """Write the changed record, on condition that it is ours and the servers are alive.
+        """Write the record with changed fields, if it is still ours and the servers are alive.
 
         All attempts of a call have one stamp, so whichever of them took effect is recognised. `end`
         is the state of the handle from there on.
@@ -222,7 +228,8 @@ class ColumnLock:
                 self._refresh(stamp)
             if self._record.stamp == stamp:
                 return
-            changed = change(replace(self._record, stamp=stamp, abandoned=False))
+            fields = {"abandoned": False, "stamp": stamp, **change()}
+            changed = replace(self._record, **fields)
             write = Write(self._path, encode_record(changed), self._version)
             self._in_doubt = True
             try:

@@ -126,7 +126,7 @@ class Offsets(Mapping[BucketKey, int]):
         values, end = decode_array(data, start)
         if len(gaps) != len(lengths) or sum(lengths.tolist()) != len(values):
             raise CorruptRecord("offsets of other buckets than there are")
-        if (lengths == 0).any() or sum(gaps.tolist()) + len(values) > _HIGHEST_ID:
+        if (lengths == 0).any() or sum(gaps.tolist()) + len(values) - 1 > _HIGHEST_ID:
             raise CorruptRecord("a run of no buckets, or of buckets that cannot be")
         # A gap moves all ids behind it ahead of their positions.
         ids = np.repeat(np.cumsum(gaps), lengths) + np.arange(len(values))

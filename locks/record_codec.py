@@ -14,6 +14,7 @@ are a count and the deltas of sorted ids):
 
 import zlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from locks.errors import CorruptRecord
 from locks.integers import decode_one, encode_one
@@ -50,7 +51,7 @@ def encode_record(record: LockRecord) -> bytes:
         _integers([record.epoch, record.ttl_ms, record.batch + 1]),
         _text(record.query_id),
         _columns(record.columns),
-        _columns([column for column, _ in committed]),
+        _columns(tuple([column for column, _ in committed])),
         _integers([epoch for _, epoch in committed]),
         record.offsets.encode(),
     ]
@@ -103,7 +104,8 @@ def _text(text: str) -> bytes:
     return encode_one(len(data)) + data
 
 
-def _columns(columns: Iterable[int]) -> bytes:
+@lru_cache(maxsize=256)
+def _columns(columns: tuple[int, ...]) -> bytes:
     ids = sorted(columns)
     deltas = [after - before for before, after in zip([0, *ids], ids, strict=False)]
     return _integers([len(ids), *deltas])

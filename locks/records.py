@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from locks.errors import CorruptRecord
 from locks.offsets import Offsets
@@ -82,15 +82,17 @@ class LockRecord:
 
     def given_up(self) -> "LockRecord":
         """Return the record of an owner that holds nothing; what it has committed stays."""
-        return LockRecord(
-            stamp=self.stamp,
-            epoch=self.epoch,
-            ttl_ms=self.ttl_ms,
-            batch=self.batch,
-            query_id=self.query_id,
-            columns=self.columns,
-            committed=self.committed,
-        )
+        return replace(self, abandoned=False, **GIVEN_UP)
+
+
+GIVEN_UP: Mapping[str, Any] = {
+    "held": False,
+    "ready": False,
+    "offsets": Offsets(),
+    "prepared": None,
+    "debts": (),
+}
+"""What a record says when its owner holds nothing."""
 
 
 def new_stamp() -> bytes:

@@ -125,9 +125,10 @@ class Bucket:
             yield
 
     def evolve(self, history: SchemaHistory) -> None:
-        """Go on under a newer schema; rows are upgraded when next written."""
+        """Go on under a newer schema; rows are upgraded when next written. An older one is late."""
         with self.exclusive():
-            self._history = history
+            if history.current.version > self._history.current.version:
+                self._history = history
 
     def put(
         self,
@@ -210,6 +211,8 @@ class Bucket:
                 )
                 hit("undo.planned")
                 self._write(plan, SegmentKind.UNDO, undo_from=from_offset)
+            if self._log.end == base:
+                self._log.confirm()
             return PutResult(base_offset=base, end_offset=self._log.end)
 
     def lookup(
@@ -314,7 +317,10 @@ class Bucket:
         return row_keys, merged
 
     def _write(self, plan: Plan, kind: SegmentKind, undo_from: int | None = None) -> PutResult:
-        """Log the changes, then apply them. Without changes, only a token is worth a segment."""
+        """Log the changes, then apply them. Without changes, only a token is worth a segment.
+
+        That nothing changes is true for a leader only: another one may have changed the row since.
+        """
         base, rows = self._log.end, len(plan.row_keys)
         if rows or plan.token is not None:
             # Encoded first: behind the append nothing may fail that did not fail before it.
@@ -323,6 +329,8 @@ class Bucket:
             hit("put.logged")
             self._apply(header, plan.row_keys, values)
             hit("put.applied")
+        else:
+            self._log.confirm()
         return PutResult(base_offset=base, end_offset=base + rows)
 
     def _apply(self, header: SegmentHeader, row_keys: list[bytes], values: list[bytes]) -> None:

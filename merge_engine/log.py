@@ -254,6 +254,16 @@ class Log:
             )
         return self.term
 
+    def confirm(self) -> None:
+        """Raise Deposed if another leader has come, known here or not; for an answer without append.
+
+        Whoever it is began at the end of the log, and its segment is still there.
+        """
+        self.settle()
+        if self._find(self.end) is not None:
+            self.deposed = True
+            self.check_leading()
+
     def _advance(self, header: SegmentHeader) -> None:
         insort(self._bases, header.base_offset)
         self.end = header.end_offset

@@ -41,7 +41,7 @@ class OpenBuckets:
         self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
 
     def get(self, bucket_id: BucketId) -> Bucket:
-        """Return the bucket, opened and recovered."""
+        """Return the bucket, opened and recovered, and under the current schema or a newer one."""
         with self._lock:
             self._check_open()
             opening = self._opening.setdefault(bucket_id, threading.Lock())
@@ -55,9 +55,10 @@ class OpenBuckets:
                 if closed:
                     bucket.close()
                     self._check_open()
-                with bucket.exclusive():  # The schema may have changed while it was opened.
-                    bucket.evolve(self._catalog.history)
-            return bucket
+        # Whoever asks may have read a schema that has not reached the bucket yet.
+        if bucket.history is not self._catalog.history:
+            bucket.evolve(self._catalog.history)
+        return bucket
 
     def _open(self, bucket_id: BucketId) -> Bucket:
         partition, number = bucket_id

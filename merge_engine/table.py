@@ -122,9 +122,12 @@ class Table:
         its key. `owner` and `token`: a bucket applies an owner's token once; calling again with
         the same one completes what is missing and returns the first results for the rest.
         """
+        if isinstance(data, Sequence) and not data:  # No rows, and no columns to check.
+            return TablePutResult(rows=0, buckets={})
+        schema = self.schema
         rows = read_batch(
-            as_arrow(data),
-            self.schema,
+            as_arrow(data, schema),
+            schema,
             self._options,
             columns=columns,
             mode=mode,
@@ -142,7 +145,7 @@ class Table:
     ) -> TablePutResult:
         """Clear these columns (None: all) of the keys; a row with none left is gone."""
         schema = self.schema
-        key_columns = read_keys(as_arrow(keys), schema)
+        key_columns = read_keys(as_arrow(keys, schema), schema)
         names = [column.name for column in schema.key_columns]
         deletes = pa.array(np.full(len(key_columns[0]), Operation.DELETE, np.int8))
         return self.put(
@@ -178,7 +181,7 @@ class Table:
     def lookup(self, keys: Data, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the keys and their values, in the order asked; nulls where absent."""
         schema = self.schema
-        key_columns = read_keys(as_arrow(keys), schema)
+        key_columns = read_keys(as_arrow(keys, schema), schema)
         chosen = schema.values(columns)
         partitions = dict(self._catalog.partitions)
         known = [
@@ -343,14 +346,17 @@ class Table:
         self.close()
 
 
-def as_arrow(data: Data) -> pa.RecordBatch | pa.Table:
+def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
     """Return data as Arrow; dictionaries of columns and lists of rows are for small inputs."""
     if isinstance(data, pa.RecordBatch | pa.Table):
         return data
     try:
         if isinstance(data, Mapping):
             return pa.table(dict(data))
-        return pa.Table.from_pylist(list(data))
+        rows = list(data)
+        if not rows:  # Which says nothing of its columns.
+            return pa.schema([(key.name, key.type) for key in schema.key_columns]).empty_table()
+        return pa.Table.from_pylist(rows)
     except (pa.ArrowException, TypeError, AttributeError) as exc:
         raise InvalidInput(f"cannot read this as a table: {exc}") from exc
 

@@ -296,6 +296,13 @@ def test_what_is_no_table_is_refused(customers: Table, data: Any) -> None:
     assert state_of(customers) == before
 
 
+def test_an_empty_list_is_an_empty_batch(customers: Table) -> None:
+    before = state_of(customers)
+    assert customers.put([]).rows == customers.delete([]).rows == 0
+    assert customers.lookup([]).num_rows == 0
+    assert state_of(customers) == before
+
+
 def test_an_overflow_in_one_bucket_changes_no_bucket(customers: Table) -> None:
     before = state_of(customers)
     keys = list(range(20))

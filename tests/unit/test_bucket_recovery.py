@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from merge_engine.bucket import Bucket
 from merge_engine.errors import CorruptView, Deposed, InUse, InvalidInput, LogGap
 from merge_engine.segment import Token, segment_name
 from tests.buckets import add, delete
@@ -149,3 +150,21 @@ def test_a_second_leader_with_a_view_of_its_own_deposes_the_first(
     first.close()
     second.close()
     assert rows_of(bucket_factory()) == {1: (3, None)}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda first: add(first, [1], [0]), lambda first: first.undo("", ["a"], first.end_offset)],
+    ids=["put", "undo"],
+)
+def test_a_deposed_leader_does_not_say_that_nothing_had_to_be_changed(
+    bucket_factory: BucketFactory, call: Callable[[Bucket], object]
+) -> None:
+    first = bucket_factory()
+    add(first, [1], [1])
+    call(first)
+    second = bucket_factory(view="second")
+    delete(second, 1)
+    second.clean(second.end_offset)
+    with pytest.raises(Deposed, match="open it again"):
+        call(first)

@@ -8,9 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pytest
+
+from merge_engine.open_buckets import OpenBuckets
 from merge_engine.options import BucketOptions
+from merge_engine.stored import SchemaHistory
+from merge_engine.table import Table
 from tests.buckets import add
-from tests.conftest import BucketFactory, batch, rows_of
+from tests.conftest import SUMS, BucketFactory, batch, rows_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,3 +143,21 @@ def test_closing_a_table_beside_lookups_ends_them_with_a_clear_error(tmp_path: P
         """,
         tmp_path / "table",
     )
+
+
+def test_a_column_can_be_used_as_soon_as_the_schema_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Table.create(tmp_path / "table", SUMS, buckets=2) as table:
+        table.put({"k": [1, 2, 3], "a": [1, 1, 1]})
+        evolve, used = OpenBuckets.evolve, []
+
+        def use_and_evolve(buckets: OpenBuckets, history: SchemaHistory) -> None:
+            table.put({"k": [1, 2, 3], "c": [5, 6, 7]})
+            used.append(table.lookup({"k": [1, 2, 3]}, ["c"]).column("c").to_pylist())
+            used.append(sorted(table.to_arrow(["c"]).column("c").to_pylist()))
+            evolve(buckets, history)
+
+        monkeypatch.setattr(OpenBuckets, "evolve", use_and_evolve)
+        table.add_column("c", pa.int64(), "max")
+        assert used == [[5, 6, 7], [5, 6, 7]]
