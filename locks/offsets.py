@@ -31,7 +31,7 @@ class Offsets(Mapping[BucketKey, int]):
 
     _ids: Signed
     _values: Signed
-    # The ids as bytes, once they were needed: from commit to commit only the offsets change.
+    # The ids as bytes, once they were needed: from commit to commit (`at`) only the offsets change.
     _encoded_ids: bytes | None = None
 
     def __init__(self, offsets: Mapping[BucketKey, int] | None = None) -> None:
@@ -60,8 +60,12 @@ class Offsets(Mapping[BucketKey, int]):
         if not 0 <= partition < 1 << _PARTITION_BITS or len(values) > 1 << _NUMBER_BITS:
             raise InvalidRequest(f"no partition {partition} of {len(values):,} buckets")
         ids = (np.int64(partition) << _NUMBER_BITS) + np.arange(len(values))
-        made = cls()
-        made._fill(ids, np.array(values, np.int64))
+        return cls._of(ids, np.array(values, np.int64))
+
+    @classmethod
+    def _of(cls, ids: Signed, values: Signed) -> "Offsets":
+        made = cls.__new__(cls)
+        made._fill(ids, values)
         return made
 
     def _fill(self, ids: Signed, values: Signed) -> None:
@@ -101,21 +105,23 @@ class Offsets(Mapping[BucketKey, int]):
 
     def encode(self) -> bytes:
         """Return the bytes."""
+        return self._encode_ids() + encode_array(self._values)
+
+    def _encode_ids(self) -> bytes:
         if self._encoded_ids is None:
             begins = np.flatnonzero(np.diff(self._ids, prepend=-2) != 1)
             lengths = np.diff(begins, append=len(self._ids))
             gaps = self._ids[begins]
             gaps[1:] -= gaps[:-1] + lengths[:-1]
             self._encoded_ids = encode_array(gaps) + encode_array(lengths)
-        return self._encoded_ids + encode_array(self._values)
+        return self._encoded_ids
 
     def at(self, values: Signed) -> "Offsets":
         """Return other offsets of the same buckets, in the same order."""
         if len(values) != len(self._ids):
             raise InvalidRequest(f"{len(values)} offsets for {len(self._ids)} buckets")
-        moved = Offsets()
-        moved._fill(self._ids, np.array(values, np.int64))
-        moved._encoded_ids = self._encoded_ids
+        moved = Offsets._of(self._ids, np.array(values, np.int64))
+        moved._encoded_ids = self._encode_ids()
         return moved
 
     @classmethod
@@ -130,6 +136,4 @@ class Offsets(Mapping[BucketKey, int]):
             raise CorruptRecord("a run of no buckets, or of buckets that cannot be")
         # A gap moves all ids behind it ahead of their positions.
         ids = np.repeat(np.cumsum(gaps), lengths) + np.arange(len(values))
-        made = cls()
-        made._ids, made._values = ids, values
-        return made, end
+        return cls._of(ids, values), end
