@@ -1,16 +1,16 @@
-"""A real ZooKeeper for tests: one server per module, a chroot per test."""
+"""A real ZooKeeper for tests: servers, chroots, sessions."""
 
 import itertools
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from locks import EmbeddedZooKeeper
+from locks import EmbeddedZooKeeper, ZooKeeperStore
 
 _numbers = itertools.count()
 
@@ -32,6 +32,16 @@ def zookeeper_server(directory: Path) -> Iterator[EmbeddedZooKeeper]:
 def chroot(server: EmbeddedZooKeeper) -> str:
     """Return an address below which nobody has written yet."""
     return f"{server.address}/test-{next(_numbers)}"
+
+
+@contextmanager
+def session(
+    address: str, *, session_timeout_s: float = 5, deadline_s: float = 30
+) -> Iterator[ZooKeeperStore]:
+    """Keep a session with the server for the duration of the block."""
+    store = ZooKeeperStore(address, session_timeout_s=session_timeout_s, deadline_s=deadline_s)
+    with closing(store):
+        yield store
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:

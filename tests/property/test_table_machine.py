@@ -1,215 +1,55 @@
 """The embedded table against a dictionary: puts, deletes, undo, crashes, retention, evolution.
 
-The model keeps, per key and column, every raw input that the column's state stands for; a column
-without an entry is untouched, and a key without columns does not exist. What a reader should see
-is `model_fold` of these inputs. `TALLYBOOK_EXAMPLES` makes a longer run.
+`modelled_table.py` has the table and its model. `TALLYBOOK_EXAMPLES` makes a longer run.
 """
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 from rocksdict import Checkpoint
 
 from merge_engine.batch import value_function
 from merge_engine.catalog import BucketId
-from merge_engine.errors import (
-    Deposed,
-    InvalidKey,
-    Overflow,
-)
+from merge_engine.errors import Deposed, InvalidKey, Overflow
 from merge_engine.hashing import bucket_of
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Column, Schema
+from merge_engine.schema import Column
 from merge_engine.segment import AggMode
-from merge_engine.stored import finish
-from merge_engine.table import Table, TablePutResult
-from tests.property.models import input_type_of, model_fold, same
+from tests.property.changelog_replay import replay
+from tests.property.modelled_table import ModelledTable
+from tests.property.models import input_type_of, same
 from tests.property.table_model import (
     ADDABLE,
     ALL_KEYS,
     FAILED,
-    INITIAL_OWNERS,
-    KEY_NAMES,
-    OPERATION,
     WRITING,
     Cells,
     Crash,
     Failure,
     Key,
     ModelRow,
-    Owner,
     Put,
     abandon,
     as_visible,
-    bucket_options,
-    build_schema,
     failures,
-    folded_put,
     key_arrays,
     keys,
-    merged,
     named,
     only,
-    raw_put,
-    raw_rows,
     visible,
 )
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "32"))
 
 
-class TableMachine(RuleBasedStateMachine):
-    """Two owners, one table, and everything that may happen to it."""
-
-    table: Table
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = Path(tempfile.mkdtemp(prefix="tallybook-machine-"))
-        self.views = self.directory / "view"
-        self.cells: Cells = {}
-        self.owners = {name: Owner() for name in INITIAL_OWNERS}
-        self.stranger = Owner()
-        self.owner_of: dict[int, str] = {}
-        self.has_dropped = False
-        self.ends: dict[BucketId, int] = {}
-        # Where the changelog is read from, and what the table was there.
-        self.base: Cells = {}
-        self.base_offsets: dict[BucketId, int] = {}
-        # Copies of views, as RocksDB would find them after a power cut, with their offsets.
-        self.checkpoints: dict[BucketId, tuple[Path, int]] = {}
-        self.names = 0
-
-    @initialize(
-        buckets=st.integers(1, 3),
-        partitioned=st.booleans(),
-        options=st.lists(bucket_options(), min_size=1, max_size=3),
-    )
-    def create(self, buckets: int, partitioned: bool, options: list[BucketOptions]) -> None:
-        self.buckets = buckets
-        self.partitioned = partitioned
-        self.options = options
-        schema = build_schema(partitioned=partitioned)
-        for owner, names in INITIAL_OWNERS.items():
-            self.owner_of |= {schema.column(name).id: owner for name in names}
-        assert len(self.owner_of) == len(schema.value_columns)
-        table = Table.create(self.directory / "table", schema, buckets=buckets)
-        table.close()
-        self.open()
-
-    def open(self) -> None:
-        # Other limits than the last time: what was in memory then may reach RocksDB while it is
-        # replayed now, or the other way round.
-        self.options.append(self.options.pop(0))
-        # One bucket after the other, so that a failpoint meets the same one every time.
-        with mock.patch("os.cpu_count", return_value=1):
-            self.table = Table.open(
-                self.directory / "table", view_directory=self.views, options=self.options[-1]
-            )
-
-    def teardown(self) -> None:
-        if hasattr(self, "table"):
-            self.table.close()
-        shutil.rmtree(self.directory)
-
-    # --- What the rules are made of -------------------------------------------------------------
-
-    @property
-    def schema(self) -> Schema:
-        return self.table.schema
-
-    def columns_of(self, owner: str) -> list[Column]:
-        return [c for c in self.schema.value_columns if self.owner_of[c.id] == owner]
-
-    def ids_of(self, owner: str) -> set[int]:
-        return {column.id for column in self.columns_of(owner)}
-
-    def draw_owner(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.owners)))
-
-    def draw_put(self, data: st.DataObject, owner: str) -> Put:
-        mine = st.sampled_from(self.columns_of(owner))
-        columns = data.draw(st.lists(mine, min_size=1, max_size=4, unique_by=lambda c: c.id))
-        rows = data.draw(raw_rows(columns))
-        mode = data.draw(st.sampled_from([AggMode.ACCUMULATE, *AggMode]))
-        if mode is AggMode.ACCUMULATE:
-            operations = any(row.deletes for row in rows) or data.draw(st.booleans())
-            return raw_put(self.schema, columns, rows, operations=operations)
-        cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=2).map(sorted))
-        bounds = [0, *cuts, len(rows)]
-        chunks = [rows[start:stop] for start, stop in pairwise(bounds)]
-        return folded_put(self.schema, columns, chunks, mode)
-
-    def send(self, owner: str, put: Put) -> TablePutResult:
-        written = {column.name for column in put.columns}
-        unwritten = set(self.schema.names).intersection(put.data.column_names) - written
-        names_columns = put.names_columns or len(unwritten) > len(KEY_NAMES)
-        return self.table.put(
-            put.data,
-            columns=[column.name for column in put.columns] if names_columns else None,
-            mode=put.mode,
-            operation_column=OPERATION if OPERATION in put.data.column_names else None,
-            owner=owner,
-            token=self.owners.get(owner, self.stranger).token,
-        )
-
-    def next_batch(self, owner: str, put: Put) -> None:
-        self.owners[owner].batch += 1
-        self.owners[owner].last = put
-
-    def undo_of(self, owner: str, columns: Sequence[Column]) -> Cells:
-        """Undo, without looking at the model; return what the cells are afterwards."""
-        ids = {column.id for column in columns}
-        others = set(self.owner_of) - ids
-        offsets = self.owners[owner].offsets
-        self.table.undo(
-            owner,
-            [column.name for column in columns],
-            {bucket_id: offsets.get(bucket_id, 0) for bucket_id in self.table.bucket_ids()},
-        )
-        return merged(only(self.cells, others), only(self.owners[owner].committed, ids))
-
-    def groups(self, of: Sequence[Key]) -> dict[tuple[str, int], list[Key]]:
-        """Return the keys by bucket: within one, a put happens as a whole."""
-        found: dict[tuple[str, int], list[Key]] = {}
-        if of:
-            numbers = bucket_of(list(key_arrays(self.schema, of).values()), self.buckets)
-            for key, number in zip(of, numbers.tolist(), strict=True):
-                found.setdefault((key[0] if self.partitioned else "", number), []).append(key)
-        return found
-
-    def crash(self, data: st.DataObject) -> None:
-        """Die, lose what was not on disk, and come back."""
-        abandon(self.table)
-        for (partition, number), (path, offset) in sorted(self.checkpoints.items()):
-            view = self.views / partition / str(number)
-            log = self.directory / "table" / "log" / partition / str(number)
-            starts = [int(mark.stem) for mark in log.glob("*.start")]
-            if offset >= max(starts, default=0) and data.draw(st.booleans()):
-                shutil.rmtree(view)
-                shutil.copytree(path, view)
-        self.open()
-
-    def recover(self, data: st.DataObject, error: Exception) -> None:
-        """Go on after a failure: with a new handle if it was a crash."""
-        if isinstance(error, Crash):
-            self.crash(data)
-
-    def is_log_whole(self) -> bool:
-        ids = self.table.bucket_ids()
-        return all(self.table.bucket(bucket_id).start_offset == 0 for bucket_id in ids)
+class TableMachine(ModelledTable):
+    """Everything that may happen to a table."""
 
     # --- Writing --------------------------------------------------------------------------------
 
@@ -217,28 +57,6 @@ class TableMachine(RuleBasedStateMachine):
     def put(self, data: st.DataObject, count: int) -> None:
         for _ in range(count):
             self.put_once(data)
-
-    def write_something(self, data: st.DataObject) -> None:
-        """Put up to twice: what comes next should meet rows, in memory, on disk and in the log."""
-        for _ in range(data.draw(st.integers(0, 2))):
-            self.put_once(data)
-
-    def put_once(self, data: st.DataObject) -> None:
-        owner = self.draw_owner(data)
-        put = self.draw_put(data, owner)
-        self.next_batch(owner, put)
-        result = self.send(owner, put)
-        assert result.rows == put.data.num_rows
-        assert not any(bucket.repeated for bucket in result.buckets.values())
-        after = put.apply_to(self.cells)
-        changed = {
-            key
-            for key in {**after, **self.cells}
-            if visible({key: after.get(key, {})}, self.schema)
-            != visible({key: self.cells.get(key, {})}, self.schema)
-        }
-        assert result.changed >= len(changed)
-        self.cells = after
 
     @rule(data=st.data())
     def put_fails(self, data: st.DataObject) -> None:
@@ -276,6 +94,15 @@ class TableMachine(RuleBasedStateMachine):
                 {key: rows[key] for key in group if key in rows} for rows in (seen, old, new)
             )
             assert found in (before, behind)
+
+    def groups(self, of: Sequence[Key]) -> dict[tuple[str, int], list[Key]]:
+        """Return the keys by bucket: within one, a put happens as a whole."""
+        found: dict[tuple[str, int], list[Key]] = {}
+        if of:
+            numbers = bucket_of(list(key_arrays(self.schema, of).values()), self.buckets)
+            for key, number in zip(of, numbers.tolist(), strict=True):
+                found.setdefault((key[0] if self.partitioned else "", number), []).append(key)
+        return found
 
     @rule(data=st.data(), crashes=st.integers(0, 2))
     def put_again_with_its_token(self, data: st.DataObject, crashes: int) -> None:
@@ -348,10 +175,6 @@ class TableMachine(RuleBasedStateMachine):
         self.owners[owner].committed = only(self.cells, self.ids_of(owner))
         self.owners[owner].last = None
 
-    def commit_of(self, owner: str) -> None:
-        self.owners[owner].committed = only(self.cells, self.ids_of(owner))
-        self.owners[owner].offsets = self.table.end_offsets()
-
     @rule(data=st.data(), repeat=st.booleans())
     def undo(self, data: st.DataObject, repeat: bool) -> None:
         self.write_something(data)
@@ -411,77 +234,10 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read_the_changelog(self, data: st.DataObject) -> None:
-        self.write_something(data)
-        self.changelog_adds_up()
-
-    def changelog_adds_up(self) -> None:
         """What the table was, and the changes since, give what it is: values and touched bits."""
-        cells: dict[Key, dict[int, Any]] = {
-            key: {
-                column.id: same(model_fold(value_function(column), row[column.id]))
-                for column in self.schema.value_columns
-                if column.id in row
-            }
-            for key, row in self.base.items()
-        }
-        for bucket_id in self.table.bucket_ids():
-            start = self.base_offsets.get(bucket_id, 0)
-            self.replay_records(bucket_id, start, cells)
-            self.replay_states(bucket_id, start, cells)
-        nothing = {column.id: same(None) for column in self.schema.value_columns}
-        replayed = {key: {**nothing, **row} for key, row in cells.items() if row}
+        self.write_something(data)
+        replayed = replay(self.table, self.base, self.base_offsets)
         assert replayed == as_visible(self.table.to_arrow(), self.schema)
-
-    def replay_states(
-        self, bucket_id: BucketId, start: int, cells: dict[Key, dict[int, Any]]
-    ) -> None:
-        columns = {column.id: column for column in self.schema.value_columns}
-        for segment in self.table.bucket(bucket_id).read_log(start):
-            arrays = [
-                segment.keys[c.id].to_pylist() for c in self.schema.key_columns if segment.keys
-            ]
-            for column_id, change in segment.changes.items():
-                if column_id not in columns:
-                    continue
-                column = columns[column_id]
-                before = finish(column, change.touched_before, change.before).to_pylist()
-                after = finish(column, change.touched_after, change.after).to_pylist()
-                for at, key in enumerate(zip(*arrays, strict=True)):
-                    row = cells.setdefault(key, {})
-                    assert (column_id in row) == change.touched_before[at]
-                    assert row.pop(column_id, same(None)) == same(before[at])
-                    if change.touched_after[at]:
-                        row[column_id] = same(after[at])
-
-    def replay_records(
-        self, bucket_id: BucketId, start: int, cells: dict[Key, dict[int, Any]]
-    ) -> None:
-        """Check that each record begins where the one before it left off."""
-        by_name = {column.name: column.id for column in self.schema.value_columns}
-        names = [column.name for column in self.schema.key_columns]
-        values = {key: dict(row) for key, row in cells.items()}
-        last = start - 1
-        for batch in self.table.changelog(bucket_id, start):
-            for record in batch.to_pylist():
-                row = values.setdefault((record[names[0]], record[names[1]]), {})
-                of = record["_changed_columns"]
-                images = {by_name[name]: same(record[name]) for name in of}
-                known = {column: row.get(column, same(None)) for column in images}
-                kind = record["_change_type"]
-                offset = record["_log_offset"]
-                assert offset == last if kind == "update_postimage" else offset > last
-                last = offset
-                if kind == "insert":
-                    assert known == dict.fromkeys(images, same(None))
-                elif kind != "update_postimage":
-                    assert images == known
-                if kind in ("insert", "update_postimage"):
-                    row.update(images)
-                elif kind == "delete":
-                    for column in images:
-                        row.pop(column, None)
-                unwritten = {*by_name} - {*of}
-                assert all(record[name] is None for name in unwritten)
 
     # --- Closing, crashing, cleaning ------------------------------------------------------------
 
@@ -516,6 +272,10 @@ class TableMachine(RuleBasedStateMachine):
             path = self.directory / f"checkpoint-{self.names}"
             Checkpoint(view._database).create_checkpoint(str(path))
             self.checkpoints[bucket_id] = (path, view._written)
+
+    def is_log_whole(self) -> bool:
+        ids = self.table.bucket_ids()
+        return all(self.table.bucket(bucket_id).start_offset == 0 for bucket_id in ids)
 
     @precondition(lambda self: self.is_log_whole())
     @rule(data=st.data())

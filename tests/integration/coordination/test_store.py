@@ -3,8 +3,8 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,32 +12,16 @@ import pytest
 from locks import CoordinationStore, EmbeddedZooKeeper, MemoryCoordination, ZooKeeperStore
 from locks.errors import AccessDenied, RecordTooLarge, SessionLost
 from locks.store import MAX_TRANSACTION_BYTES, Check, Conflict, Create, Delete, Node, Write
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from tests.coordinators import Cluster
+from tests.zookeeper_server import chroot, wait_until
 
 Connect = Callable[[], CoordinationStore]
 
 
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    with zookeeper_server(tmp_path_factory.mktemp("store")) as server:
-        yield server
-
-
-@pytest.fixture(params=["memory", "zookeeper"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+@pytest.fixture
+def connect(cluster: Cluster) -> Connect:
     """Return what opens sessions with one and the same store."""
-    if request.param == "memory":
-        yield MemoryCoordination().connect
-        return
-    address = chroot(request.getfixturevalue("zookeeper"))
-    with ExitStack() as stack:
-
-        def session() -> CoordinationStore:
-            store = ZooKeeperStore(address, session_timeout_s=5)
-            stack.callback(store.close)
-            return store
-
-        yield session
+    return cluster.connect
 
 
 @pytest.fixture

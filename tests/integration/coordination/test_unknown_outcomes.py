@@ -1,0 +1,107 @@
+"""Transactions without an answer: whether they took effect is found out by the next call."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from locks import (
+    ColumnLock,
+    Coordinator,
+    Fenced,
+    MemoryCoordination,
+    MemoryStore,
+    RewoundBatch,
+    Table,
+    Unavailable,
+    UnknownOutcome,
+)
+from locks.store import Operation
+from tests.coordinators import LATER, ready
+
+
+class Unanswering(MemoryStore):
+    """Applies transactions, or not, and answers nothing, for as long as it is told to."""
+
+    applies: bool | None = None
+
+    def transact(self, operations: Sequence[Operation]) -> None:
+        if self.applies in (None, True):
+            super().transact(operations)
+        if self.applies is not None:
+            raise UnknownOutcome("no answer")
+
+    def sync(self) -> None:
+        if self.applies is not None:
+            raise Unavailable("no answer")
+        super().sync()
+
+
+@pytest.fixture
+def store() -> Unanswering:
+    memory = MemoryCoordination()
+    return Unanswering(memory, memory.connect().session)
+
+
+@pytest.fixture
+def coordinator(store: Unanswering) -> Coordinator:
+    return Coordinator(store)
+
+
+@pytest.fixture
+def lock(coordinator: Coordinator, table: Table) -> ColumnLock:
+    return ready(coordinator, table, "etl-1", "orders")
+
+
+def apply_without_an_answer(store: Unanswering, call: Callable[[], None]) -> None:
+    """Call; it takes effect, and cannot know that."""
+    store.applies = True
+    with pytest.raises(UnknownOutcome):
+        call()
+    store.applies = None
+
+
+def test_a_commit_of_unknown_outcome_is_found_out_by_the_next_call(
+    store: Unanswering, coordinator: Coordinator, table: Table, lock: ColumnLock
+) -> None:
+    for batch, applied in enumerate([False, True]):
+        store.applies = applied
+        with pytest.raises(UnknownOutcome, match="no answer, and whether it took effect could not"):
+            lock.commit(batch, LATER, [])
+        with pytest.raises(Unavailable):
+            lock.renew()
+        store.applies = None
+        if applied:
+            with pytest.raises(RewoundBatch, match="is committed already"):
+                lock.commit(batch, LATER, [])
+        else:
+            lock.commit(batch, LATER, [])
+        assert lock.batch == batch
+    assert coordinator.records(table)["etl-1"] == lock.record
+
+
+def test_a_lock_that_was_abandoned_without_an_answer_lives_on_with_the_next_call(
+    store: Unanswering, coordinator: Coordinator, table: Table, lock: ColumnLock
+) -> None:
+    apply_without_an_answer(store, lock.abandon)
+    assert coordinator.records(table)["etl-1"].abandoned
+    lock.commit(0, LATER, [])
+    assert not coordinator.records(table)["etl-1"].abandoned
+
+
+def test_a_lock_that_was_released_without_an_answer_is_found_released(
+    store: Unanswering, lock: ColumnLock
+) -> None:
+    apply_without_an_answer(store, lock.release)
+    with pytest.raises(Fenced, match="taken over or released"):
+        lock.renew()
+
+
+def test_an_acquire_without_an_answer_is_harmless_and_may_be_repeated(
+    store: Unanswering, coordinator: Coordinator, table: Table
+) -> None:
+    for applied in (False, True):
+        store.applies = applied
+        with pytest.raises((UnknownOutcome, Unavailable)):
+            coordinator.acquire(table, "etl-1", ["orders"])
+    store.applies = None
+    ready(coordinator, table, "etl-1", "orders").release()
