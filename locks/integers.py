@@ -47,8 +47,13 @@ def decode_one(data: bytes, start: int) -> tuple[int, int]:
 
 def encode_array(values: Signed) -> bytes:
     """Return an array of numbers, none of them negative."""
+    return b"".join(array_parts(values))
+
+
+def array_parts(values: Signed) -> list[bytes]:
+    """Return the same in parts, for whoever joins more than one array."""
     if len(values) == 0:
-        return encode_one(0)
+        return [encode_one(0)]
     if len(values) <= _FEW:  # Every call of NumPy costs as much as a dozen integers.
         few = values.tolist()
         lowest = min(few)
@@ -58,7 +63,7 @@ def encode_array(values: Signed) -> bytes:
         lowest = int(values.min())
         width = _width(int(values.max()) - lowest)
         body = (values - lowest).astype(f"<u{width}").tobytes()
-    return encode_one(len(values)) + encode_one(lowest) + bytes([width]) + body
+    return [encode_one(len(values)), encode_one(lowest), _SMALL[width], body]
 
 
 def decode_array(data: bytes, start: int) -> tuple[Signed, int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from locks.errors import CorruptRecord, InvalidRequest
-from locks.integers import Signed, decode_array, encode_array
+from locks.integers import Signed, array_parts, decode_array, encode_array
 
 _NUMBER_BITS = 20
 _PARTITION_BITS = 43
@@ -105,7 +105,11 @@ class Offsets(Mapping[BucketKey, int]):
 
     def encode(self) -> bytes:
         """Return the bytes."""
-        return self._encode_ids() + encode_array(self._values)
+        return b"".join(self.parts())
+
+    def parts(self) -> list[bytes]:
+        """Return the bytes in parts: tens of kilobytes are not copied more often than needed."""
+        return [self._encode_ids(), *array_parts(self._values)]
 
     def _encode_ids(self) -> bytes:
         if self._encoded_ids is None:

@@ -3,7 +3,7 @@
 Format 1 (integers and arrays are those of `integers`, text is its UTF-8 length and bytes, columns
 are a count and the deltas of sorted ids):
 
-    format (1 byte), CRC-32 of all that follows (4 bytes, little-endian),
+    format (1 byte), xxh3_64 of all that follows (8 bytes, little-endian),
     flags (1 byte: 1 held, 2 ready, 4 abandoned, 8 prepared), stamp (16 bytes),
     epoch, ttl_ms, batch + 1, query id, columns,
     columns ever committed, then the epochs of their last commits,
@@ -12,9 +12,10 @@ are a count and the deltas of sorted ids):
                                    [redo: epoch, batch + 1, location]
 """
 
-import zlib
 from collections.abc import Iterable
 from functools import lru_cache
+
+import xxhash
 
 from locks.errors import CorruptRecord
 from locks.integers import decode_one, encode_one
@@ -31,7 +32,8 @@ from locks.records import (
 from locks.store import Node
 
 FORMAT = 1
-_CHECKSUM_BYTES = 4
+_FORMAT = bytes([FORMAT])
+_CHECKSUM_BYTES = 8
 _HELD, _READY, _ABANDONED, _PREPARED = 1, 2, 4, 8
 
 
@@ -53,7 +55,7 @@ def encode_record(record: LockRecord) -> bytes:
         _columns(record.columns),
         _columns(tuple([column for column, _ in committed])),
         _integers([epoch for _, epoch in committed]),
-        record.offsets.encode(),
+        *record.offsets.parts(),
     ]
     if record.prepared is not None:
         parts.append(_prepared(record.prepared))
@@ -68,7 +70,7 @@ def encode_record(record: LockRecord) -> bytes:
         if debt.prepared is not None:
             parts.append(_prepared(debt.prepared))
     body = b"".join(parts)
-    return bytes([FORMAT]) + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little") + body
+    return b"".join([_FORMAT, _checksum(body), body])
 
 
 def decode_record(data: bytes) -> LockRecord:
@@ -79,8 +81,7 @@ def decode_record(data: bytes) -> LockRecord:
         raise CorruptRecord(
             f"a lock record of format {version}, this release reads {FORMAT}; upgrade"
         )
-    checksum = int.from_bytes(reader.take(_CHECKSUM_BYTES), "little")
-    if checksum != zlib.crc32(reader.rest):
+    if reader.take(_CHECKSUM_BYTES) != _checksum(reader.rest):
         raise CorruptRecord("a damaged lock record: its checksum does not match")
     record = reader.record()
     check_record(record)
@@ -93,6 +94,10 @@ def decode_node(path: str, node: Node) -> LockRecord:
         return decode_record(node.data)
     except CorruptRecord as exc:
         raise CorruptRecord(f"{path}: {exc}") from exc
+
+
+def _checksum(body: bytes) -> bytes:
+    return xxhash.xxh3_64_intdigest(body).to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def _integers(values: Iterable[int]) -> bytes:

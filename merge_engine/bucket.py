@@ -112,6 +112,12 @@ class Bucket:
         """The offset that the next change will have."""
         return self._log.end
 
+    def settled_end(self) -> int:
+        """Return the log end, once any doubt about it has ended."""
+        with self.exclusive():
+            self._catch_up()
+            return self._log.end
+
     @property
     def history(self) -> SchemaHistory:
         """The schemas that this bucket knows."""

@@ -255,7 +255,7 @@ class Log:
         return self.term
 
     def confirm(self) -> None:
-        """Raise Deposed if another leader has come, known here or not; for an answer without append.
+        """Raise Deposed if another leader has come, known here or not: for answers without append.
 
         Whoever it is began at the end of the log, and its segment is still there.
         """

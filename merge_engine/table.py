@@ -7,7 +7,6 @@ table.lookup({"customer_id": [7]})
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +28,7 @@ from merge_engine.routing import Route, route
 from merge_engine.schema import Schema
 from merge_engine.segment import AggMode, Operation, Token
 from merge_engine.storage import local_directory, open_storage
+from merge_engine.together import put_together
 
 Data: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -166,16 +166,13 @@ class Table:
         targets = dict(zip(map(self._bucket_id, routes), updates, strict=True))
         ids = sorted(targets)
         buckets = self._buckets.map(self._buckets.get, ids)
-        with ExitStack() as stack:
-            for bucket in buckets:  # Sorted by id, so that two puts never wait crosswise.
-                stack.enter_context(bucket.exclusive())
-            plans = self._buckets.map_exclusive(
-                lambda at: buckets[at].plan(targets[ids[at]], owner=owner, token=token),
-                range(len(ids)),
-            )
-            results = self._buckets.map_exclusive(
-                lambda at: buckets[at].commit(plans[at]), range(len(ids))
-            )
+        results = put_together(
+            buckets,
+            [targets[bucket_id] for bucket_id in ids],
+            self._buckets.map_exclusive,
+            owner=owner,
+            token=token,
+        )
         return TablePutResult(rows=len(rows), buckets=dict(zip(ids, results, strict=True)))
 
     def lookup(self, keys: Data, columns: Sequence[str] | None = None) -> pa.Table:

@@ -1,0 +1,167 @@
+"""A bucket and its leader's memory: the calls of the writer protocol, each from check to apply."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from locks import BucketKey, LockRecord
+from merge_engine import PutResult, Token
+from merge_engine.bucket import Bucket
+from merge_engine.fold import Update
+from merge_engine.together import Mapper, put_together
+from recovery.errors import NotFenced, NotLeader, OldEpoch, WrongColumns
+from recovery.guard import Guard, Writer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedUpdate:
+    """A part of a put: what is for one bucket. `term`: of the leader that fenced the writer."""
+
+    bucket: "LedBucket"
+    update: Update
+    term: int | None = None
+
+
+class LedBucket:
+    """A bucket that this process leads, as writers see it. Safe for threads.
+
+    `read_record` asks ZooKeeper, with sync, for an owner's record now. Without column locks
+    (`locked=False`) anybody writes, and nobody is fenced.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        key: BucketKey,
+        read_record: Callable[[str], LockRecord | None],
+        *,
+        locked: bool = True,
+    ) -> None:
+        self.bucket = bucket
+        self.key = key
+        self.locked = locked
+        self._read_record = read_record
+        self._guard = Guard()
+
+    @property
+    def term(self) -> int:
+        """The offset of this leader's segment; every call of a fenced writer carries it."""
+        return self.bucket.term
+
+    def fence(self, writer: Writer, columns: Iterable[int]) -> int:
+        """Refuse older epochs from here on, if this one is the current one; return the term."""
+        wanted = frozenset(columns)
+        record = self._read_record(writer.owner)
+        if record is None or not record.held or record.epoch != writer.epoch:
+            now = "it holds no lock" if record is None or not record.held else record.epoch
+            raise OldEpoch(
+                f"`{writer.owner}` is fenced with epoch {writer.epoch}, and now {now}: stop for "
+                "good"
+            )
+        if not wanted <= record.pinned:
+            raise WrongColumns(
+                f"the lock of `{writer.owner}` (epoch {writer.epoch}) does not have the columns "
+                f"with ids {sorted(wanted - record.pinned)}"
+            )
+        with self.bucket.exclusive():
+            self._guard.fence(writer, wanted)
+            return self.term
+
+    def undo(
+        self, writer: Writer, term: int, debtor: str, columns: Iterable[int], from_offset: int
+    ) -> PutResult:
+        """Pay an undo debt: bring the debtor's changes of the columns since the offset back."""
+        wanted = frozenset(columns)
+        with self.bucket.exclusive():
+            self._check(writer, term, wanted)
+            self._guard.check_payment(writer)
+            names = self._names(wanted)
+            if not names:  # All of them were dropped since, and their values with them.
+                end = self.bucket.settled_end()
+                return PutResult(base_offset=end, end_offset=end)
+            return self.bucket.undo(debtor, names, from_offset)
+
+    def end_recovery(self, writer: Writer, term: int) -> int:
+        """Return the log end, and take no payments behind it."""
+        with self.bucket.exclusive():
+            self._check(writer, term, ())
+            self._guard.recovered(writer)
+            return self.bucket.settled_end()
+
+    def seal(self, writer: Writer, term: int, batch: int) -> int:
+        """Close a batch to late tasks; return the log end."""
+        with self.bucket.exclusive():
+            self._check(writer, term, ())
+            self._guard.seal(writer, batch)
+            return self.bucket.settled_end()
+
+    def check_put(
+        self,
+        writer: Writer | None,
+        term: int | None,
+        columns: Iterable[int],
+        owner: str,
+        token: Token | None,
+    ) -> None:
+        """Raise unless the put may go on; call it while the bucket is held.
+
+        The order matters: a token that was applied is answered also when its batch is sealed.
+        """
+        if not self.locked:
+            if term is not None:
+                self._check_term(term)
+            return
+        if writer is None or term is None or token is None:
+            raise NotFenced(
+                "this table has column locks: write to it through a writer that holds one, or "
+                "create it with column_locks=False"
+            )
+        self._check(writer, term, columns)
+        applied = self.bucket.last_token(owner)
+        if applied is None or applied.token != token:
+            self._guard.check_new(writer, token)
+
+    def owners(self) -> dict[str, int]:
+        """Return the fenced owners and their epochs, for people."""
+        with self.bucket.exclusive():
+            return self._guard.owners()
+
+    def _check(self, writer: Writer, term: int, columns: Iterable[int]) -> None:
+        self._check_term(term)
+        self._guard.check(writer, columns)
+
+    def _check_term(self, term: int) -> None:
+        if term != self.term:
+            raise NotLeader(
+                f"bucket {self.key.partition}/{self.key.number} is led at term {self.term}, and "
+                f"the call is for term {term}: start over"
+            )
+
+    def _names(self, columns: frozenset[int]) -> list[str]:
+        """The names of those columns that have not been dropped since."""
+        schema = self.bucket.history.current
+        return [column.name for column in schema.value_columns if column.id in columns]
+
+
+def put_led(
+    parts: Sequence[LedUpdate],
+    mapper: Mapper,
+    *,
+    writer: Writer | None,
+    owner: str,
+    token: Token | None,
+) -> list[PutResult]:
+    """Put to several buckets of this process, sorted by key; all try before one writes."""
+
+    def check(at: int) -> None:
+        part = parts[at]
+        columns = [column.id for column in part.update.columns]
+        part.bucket.check_put(writer, part.term, columns, owner, token)
+
+    return put_together(
+        [part.bucket.bucket for part in parts],
+        [part.update for part in parts],
+        mapper,
+        owner=owner,
+        token=token,
+        check=check,
+    )
