@@ -1,11 +1,7 @@
 """Who may do what: column locks, leases and leadership in ZooKeeper."""
 
 from locks.column_lock import ColumnLock, LockState
-from locks.coordinator import (
-    Coordinator,
-    LockInfo,
-    Server,
-)
+from locks.coordinator import Coordinator, LockInfo
 from locks.embedded import EmbeddedZooKeeper
 from locks.errors import (
     AccessDenied,
@@ -32,9 +28,12 @@ from locks.errors import (
     UnknownTable,
 )
 from locks.fresh import FreshRecords
+from locks.leaders import LeadKey
 from locks.memory import MemoryCoordination, MemoryStore
 from locks.offsets import BucketKey, Offsets
+from locks.placement import place
 from locks.records import Debt, DebtKind, LockRecord, Prepared, Token
+from locks.servers import Server
 from locks.store import CoordinationStore
 from locks.tables import Table, TableDefinition
 from locks.zookeeper import ZooKeeperStore
@@ -57,6 +56,7 @@ __all__ = [
     "InvalidOwner",
     "InvalidRequest",
     "InvalidTtl",
+    "LeadKey",
     "LockHeld",
     "LockInfo",
     "LockRecord",
@@ -82,4 +82,5 @@ __all__ = [
     "UnknownOutcome",
     "UnknownTable",
     "ZooKeeperStore",
+    "place",
 ]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from locks.errors import TableAltered, TableExists, UnknownTable
 from locks.held import Held
+from locks.partitions import Partitions, encode_partitions
 from locks.paths import (
     IDS,
     NEXT_TABLE_ID,
@@ -12,12 +13,13 @@ from locks.paths import (
     epoch_path,
     owner_path,
     owners_path,
+    partitions_path,
     table_name_path,
     table_path,
 )
 from locks.retrying import retried
 from locks.store import CoordinationStore, Create, Delete, Operation, Write
-from locks.tables import Table, TableDefinition, decode_table, encode_table
+from locks.tables import Table, TableDefinition, decode_table, dropped, encode_table
 
 
 class TableCatalog:
@@ -49,6 +51,7 @@ class TableCatalog:
                     Create(table_path(table_id), encode_table(name, definition)),
                     Create(epoch_path(table_id), b"0"),
                     Create(owners_path(table_id), b""),
+                    Create(partitions_path(table_id), encode_partitions(Partitions())),
                 ]
             )
             return Table(name=name, table_id=table_id, version=0, definition=definition)
@@ -80,6 +83,17 @@ class TableCatalog:
         self._store.sync()
         return self._store.children(TABLES)
 
+    def all(self) -> list[Table]:
+        """Return all tables by id, as they are now; one dropped meanwhile is left out."""
+        self._store.sync()
+        ids = sorted(map(int, self._store.children(IDS)))
+        nodes = self._store.read_many([table_path(table_id) for table_id in ids])
+        return [
+            decode_table(table_id, node.data, node.version)
+            for table_id, node in zip(ids, nodes, strict=True)
+            if node is not None
+        ]
+
     def alter(self, table: Table, definition: TableDefinition) -> Table:
         """Replace the definition, on condition that the table is still as `table` says."""
         path = table_path(table.table_id)
@@ -89,7 +103,7 @@ class TableCatalog:
         def attempt() -> Table:
             node = self._store.read(path)
             if node is None:
-                raise UnknownTable(f"table {table.name} (id {table.table_id}) was dropped")
+                raise dropped(table)
             if (node.data, node.version) == (data, altered.version):
                 return altered
             if node.version != table.version:
@@ -123,6 +137,7 @@ def dropping(table: Table, held: Held) -> list[Operation]:
         *(Delete(owner_path(table_id, owner), lock.version) for owner, lock in held.owners.items()),
         Delete(owners_path(table_id)),
         Delete(epoch_path(table_id), held.epoch_version),
+        Delete(partitions_path(table_id)),
         Delete(table_path(table_id)),
         Delete(table_name_path(table.name)),
     ]

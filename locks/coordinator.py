@@ -4,8 +4,7 @@ Any process may act; there is no lock server to lose. The rules of the locks are
 project's executable specification, in its words.
 """
 
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from locks.acquisition import Acquisition, last_committers, plan_acquisition, rivals_of
@@ -20,12 +19,16 @@ from locks.errors import (
     UnknownTable,
 )
 from locks.held import Held, HeldRecord, describe
-from locks.paths import SERVERS, epoch_path, owner_path, owners_path, server_path
+from locks.leaders import Leaders, LeadKey
+from locks.partitions import PartitionCatalog
+from locks.paths import LEADERS, SERVERS, epoch_path, owner_path, owners_path
 from locks.record_codec import decode_node, encode_record
 from locks.records import LockRecord, new_stamp
 from locks.retrying import retried
+from locks.servers import Server, list_servers, register_server
 from locks.store import CoordinationStore, Create, Delete, Operation, Write
-from locks.tables import Table, TableDefinition
+from locks.tables import Table, TableDefinition, dropped
+from locks.watching_cluster import ClusterWatch
 
 DEFAULT_TTL_MS = 600_000
 SHORTEST_TTL_MS = 2_000
@@ -42,14 +45,6 @@ class LockInfo:
     expires_ms: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Server:
-    """A live tablet server: the name of its session, new with every session, and its address."""
-
-    name: str
-    address: str
-
-
 class Coordinator:
     """The coordinator's calls, over one session with the store. Safe for threads."""
 
@@ -57,8 +52,11 @@ class Coordinator:
         self._store = store
         self._deadline_s = deadline_s
         self._tables = TableCatalog(store, deadline_s)
+        self._partitions = PartitionCatalog(store, deadline_s)
+        self._leaders = Leaders(store, deadline_s)
         self._tables.prepare()
-        create_if_missing(store, deadline_s, SERVERS, b"")
+        for path in (SERVERS, LEADERS):
+            create_if_missing(store, deadline_s, path, b"")
 
     @property
     def store(self) -> CoordinationStore:
@@ -81,14 +79,19 @@ class Coordinator:
         """Return the names of all tables."""
         return self._tables.names()
 
+    def list_tables_by_id(self) -> list[Table]:
+        """Return all tables with their definitions, as they are now, in the order of their ids."""
+        return self._tables.all()
+
     def alter_table(self, table: Table, definition: TableDefinition) -> Table:
         """Replace the definition, on condition that the table is still as `table` says."""
         return self._tables.alter(table, definition)
 
     def drop_table(self, table: Table, *, force: bool = False) -> None:
-        """Drop a table with its lock records; LockHeld if one is live, unless forced.
+        """Drop a table, its partitions and lock records; LockHeld if one is live, unless forced.
 
-        Whoever holds a lock is fenced by that. A table of the same name later has another id.
+        Whoever holds a lock is fenced by that. A table of the same name later has another id. Who
+        leads a bucket of it does so until it gives that up: it is nobody else's to end.
         """
         sent = False
 
@@ -110,27 +113,57 @@ class Coordinator:
 
         retried(self._store, self._deadline_s, attempt)
 
+    def partitions(self, table: Table) -> dict[bytes, int]:
+        """Return the ids of a table's partitions by key, as they are now (sync, read)."""
+        return self._partitions.ids(table)
+
+    def create_partition(self, table: Table, key: bytes) -> int:
+        """Return the id of the partition of this key, which is created if there is none."""
+        return self._partitions.create(table, key)
+
+    def drop_partition(self, table: Table, key: bytes) -> int | None:
+        """Drop the partition of this key and return its id; None if there is none.
+
+        The id is never given again. A partition created later with the same key is a new one.
+        """
+        return self._partitions.drop(table, key)
+
     def register_server(self, address: str) -> Server:
         """Announce a live tablet server, for as long as this session lasts."""
-        server = Server(name=uuid.uuid4().hex, address=address)
-        path = server_path(server.name)
-
-        def attempt() -> Server:
-            if self._store.read(path) is None:
-                self._store.transact([Create(path, address.encode(), ephemeral=True)])
-            return server
-
-        return retried(self._store, self._deadline_s, attempt)
+        return register_server(self._store, self._deadline_s, address)
 
     def list_servers(self) -> list[Server]:
         """Return the live tablet servers."""
-        self._store.sync()
-        servers = []
-        for name in self._store.children(SERVERS):
-            node = self._store.read(server_path(name))
-            if node is not None:
-                servers.append(Server(name=name, address=node.data.decode()))
-        return servers
+        return list_servers(self._store)
+
+    def take_lead(self, server: Server, keys: Sequence[LeadKey]) -> list[LeadKey]:
+        """Return those of the buckets that the server leads from now on, or did before.
+
+        Never one that another session has. For the server of this session, while that lasts:
+        SessionLost if it is not registered. After any other error it may lead some: take them
+        again, or give them up.
+        """
+        return self._leaders.take(server, keys)
+
+    def give_up_lead(self, server: Server, keys: Sequence[LeadKey]) -> None:
+        """Give up those of the buckets that the server leads; the others are left alone."""
+        self._leaders.give_up(server, keys)
+
+    def leader_of(self, key: LeadKey) -> str | None:
+        """Return the session name of the bucket's leader. A plain read, which may lag behind."""
+        return self._leaders.leader_of(key)
+
+    def leaders(self) -> dict[LeadKey, str]:
+        """Return the session names of all leaders, as they are now."""
+        return self._leaders.all()
+
+    def watch_cluster(self, changed: Callable[[], None]) -> None:
+        """Call back, from any thread, when it is worth reading the cluster again.
+
+        When servers, leaders, tables, their definitions or partitions may have changed, for as long
+        as the session lasts, and at once. Must not wait for anything; nothing may rest on it.
+        """
+        ClusterWatch(self._store, changed)
 
     def acquire(
         self,
@@ -228,16 +261,23 @@ class Coordinator:
         """Return all lock records of a table, as they are now (sync, read)."""
         return self._read_locks(table).records
 
+    def record(self, table: Table, owner: str) -> LockRecord | None:
+        """Return one lock record, as it is now (sync, read); None if there is none any more."""
+        path = owner_path(table.table_id, owner)
+        self._store.sync()
+        node = self._store.read(path)
+        return None if node is None else decode_node(path, node)
+
     def _read_locks(self, table: Table) -> Held:
         """Read the epoch counter first: whatever is acquired after that raises its version."""
         self._store.sync()
         counter = self._store.read(epoch_path(table.table_id))
         if counter is None:
-            raise UnknownTable(f"table {table.name} (id {table.table_id}) was dropped")
+            raise dropped(table)
+        names = self._store.children(owners_path(table.table_id))
+        paths = [owner_path(table.table_id, owner) for owner in names]
         owners = {}
-        for owner in self._store.children(owners_path(table.table_id)):
-            path = owner_path(table.table_id, owner)
-            node = self._store.read(path)
+        for owner, path, node in zip(names, paths, self._store.read_many(paths), strict=True):
             if node is not None:
                 record = decode_node(path, node)
                 owners[owner] = HeldRecord(

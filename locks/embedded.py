@@ -7,19 +7,15 @@ import importlib.util
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from locks import guardian
 from locks.errors import ServerNotStarted
+from locks.guarded import GuardedProcess, last_lines
 
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
 _TICK_MS = 500
-_STOP_DEADLINE_S = 15.0
 _PORTS_TO_TRY = 3
 
 
@@ -35,8 +31,7 @@ class EmbeddedZooKeeper:
         self._directory = Path(data_dir)
         self._port = port
         self._deadline_s = deadline_s
-        self._guardian: subprocess.Popen[bytes] | None = None
-        self._pid = 0
+        self._process: GuardedProcess | None = None
 
     @property
     def address(self) -> str:
@@ -48,7 +43,7 @@ class EmbeddedZooKeeper:
     @property
     def pid(self) -> int:
         """The server's process id, for tests that stop it."""
-        return self._pid
+        return 0 if self._process is None else self._process.pid
 
     @property
     def log_path(self) -> Path:
@@ -57,7 +52,7 @@ class EmbeddedZooKeeper:
 
     def start(self) -> "EmbeddedZooKeeper":
         """Start the server and wait until it answers; on the same port again after a restart."""
-        if self._guardian is not None:
+        if self._process is not None:
             raise ServerNotStarted(f"the embedded ZooKeeper runs already, on {self.address}")
         command = [_find_java(), "-Xmx256m", "-cp", _find_jars(), MAIN_CLASS]
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -87,35 +82,16 @@ class EmbeddedZooKeeper:
         configuration = self._directory / "zoo.cfg"
         configuration.write_text(self._configuration())
         self.log_path.unlink(missing_ok=True)
-        guarded = [sys.executable, "-S", "-E", guardian.__file__, str(self.log_path), *command]
-        self._guardian = subprocess.Popen(
-            [*guarded, str(configuration)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._guardian.stdout is not None
-        pid = self._guardian.stdout.readline()
-        if not pid:
-            self.kill()
-            raise ServerNotStarted(f"cannot run {command[0]}; set JAVA_HOME to a working Java")
-        self._pid = int(pid)
+        try:
+            self._process = GuardedProcess([*command, str(configuration)], self.log_path)
+        except ServerNotStarted as exc:
+            raise ServerNotStarted(f"{exc}; set JAVA_HOME to a working Java") from exc
         self._wait_until_it_answers()
 
     def _end(self, *, politely: bool) -> None:
-        if self._guardian is None:
-            return
-        assert self._guardian.stdin is not None
-        assert self._guardian.stdout is not None
-        if politely:
-            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-                self._guardian.stdin.write(b"stop")
-                self._guardian.stdin.flush()
-                self._guardian.wait(timeout=_STOP_DEADLINE_S)
-        with suppress(BrokenPipeError):
-            self._guardian.stdin.close()
-        self._guardian.wait()
-        self._guardian.stdout.close()
-        self._guardian = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.end(politely=politely)
 
     def __enter__(self) -> "EmbeddedZooKeeper":
         return self.start()
@@ -146,12 +122,12 @@ class EmbeddedZooKeeper:
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + self._deadline_s
         while not self._answers():
-            assert self._guardian is not None
-            if self._guardian.poll() is not None or time.monotonic() > deadline:
+            assert self._process is not None
+            if not self._process.alive or time.monotonic() > deadline:
                 self.kill()
                 raise ServerNotStarted(
                     f"ZooKeeper did not start on {self.address}; see {self.log_path}:"
-                    f"\n{_last_lines(self.log_path)}"
+                    f"\n{last_lines(self.log_path)}"
                 )
             time.sleep(0.02)
 
@@ -190,11 +166,7 @@ def _find_jars() -> str:
 
 
 def _free_port() -> int:
+    """Return a port of 127.0.0.1 that is free for the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _last_lines(path: Path, count: int = 5) -> str:
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return "\n".join(lines[-count:])

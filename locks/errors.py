@@ -66,7 +66,10 @@ class RewoundBatch(InvalidRequest):
 
 
 class RecordTooLarge(InvalidRequest):
-    """A transaction that ZooKeeper would cut the connection for. Use fewer buckets or debts."""
+    """A transaction that ZooKeeper would cut the connection for.
+
+    Use fewer buckets, debts or partitions.
+    """
 
 
 class Refused(CoordinationError):

@@ -4,7 +4,7 @@ Several sessions share one `MemoryCoordination`; its clock moves only when it is
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from locks.errors import SessionLost
@@ -60,14 +60,13 @@ class MemoryCoordination:
             for path in gone:
                 del self.nodes[path]
             self.watches = [watch for watch in self.watches if watch[0] != session]
-            watchers = self.watchers_of(gone)
+            watchers = self.watchers_of({*gone, *map(_parent, gone)})
         for changed in watchers:
             changed()
 
-    def watchers_of(self, paths: Iterable[str]) -> list[Callable[[], None]]:
-        """Return whom to call after these nodes changed: their watchers, and their parents'."""
-        touched = {*paths, *map(_parent, paths)}
-        return [changed for _, path, changed in self.watches if path in touched]
+    def watchers_of(self, paths: set[str]) -> list[Callable[[], None]]:
+        """Return whom to call after these nodes, or their lists of children, changed."""
+        return [changed for _, path, changed in self.watches if path in paths]
 
 
 class MemoryStore:
@@ -82,6 +81,9 @@ class MemoryStore:
             self._check_alive()
             node = self._shared.nodes.get(path)
             return None if node is None else Node(node.data, node.version, node.modified_ms)
+
+    def read_many(self, paths: Sequence[str]) -> list[Node | None]:
+        return [self.read(path) for path in paths]
 
     def children(self, path: str) -> list[str]:
         with self._shared.lock:
@@ -110,7 +112,7 @@ class MemoryStore:
                 shared.nodes.clear()
                 shared.nodes.update(before)
                 raise
-            watchers = shared.watchers_of([o.path for o in operations if not isinstance(o, Check)])
+            watchers = shared.watchers_of(set(_touched(operations)))
         for changed in watchers:
             changed()
 
@@ -154,6 +156,15 @@ class MemoryStore:
     def _check_alive(self) -> None:
         if self.session not in self._shared.live_sessions:
             raise SessionLost(f"session {self.session} is gone; connect again")
+
+
+def _touched(operations: Iterable[Operation]) -> Iterator[str]:
+    """Return the nodes that changed: a parent does when a child comes or goes, not by a write."""
+    for operation in operations:
+        if not isinstance(operation, Check):
+            yield operation.path
+        if isinstance(operation, Create | Delete):
+            yield _parent(operation.path)
 
 
 def _parent(path: str) -> str:

@@ -6,7 +6,9 @@
 /ids/<id>                            the table's definition
 /ids/<id>/epoch                      the epoch counter of the table, never reset
 /ids/<id>/owners/<owner id>          a lock record
+/ids/<id>/partitions                 the partitions' ids by their keys; the next id, never reset
 /servers/<session name>              a live tablet server (ephemeral): where it listens
+/leaders/<id>-<partition>-<number>   a bucket's leader (ephemeral): its session name
 """
 
 import re
@@ -17,6 +19,7 @@ NEXT_TABLE_ID = "/next-table-id"
 TABLES = "/tables"
 IDS = "/ids"
 SERVERS = "/servers"
+LEADERS = "/leaders"
 
 LONGEST_NAME = 200
 _TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -65,9 +68,19 @@ def owner_path(table_id: int, owner: str) -> str:
     return f"{owners_path(table_id)}/{owner}"
 
 
+def partitions_path(table_id: int) -> str:
+    """Return where a table's partitions are listed."""
+    return f"{IDS}/{table_id}/partitions"
+
+
 def server_path(name: str) -> str:
     """Return the ephemeral node of a server's session."""
     return f"{SERVERS}/{name}"
+
+
+def leader_path(name: str) -> str:
+    """Return the ephemeral node of a bucket's leader."""
+    return f"{LEADERS}/{name}"
 
 
 def _can_be_in_a_path(character: str) -> bool:

@@ -79,6 +79,12 @@ class CoordinationStore(Protocol):
     def read(self, path: str) -> Node | None:
         """Return the node, or None. May lag behind other clients' writes: see `sync`."""
 
+    def read_many(self, paths: Sequence[str]) -> list[Node | None]:
+        """Return each node as `read` does; asked for together, they cost little more than one.
+
+        Not as of one moment, and in no order of time.
+        """
+
     def children(self, path: str) -> list[str]:
         """Return the names of the node's children, sorted; none if it does not exist."""
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from locks.errors import CorruptRecord, InvalidColumns, UnknownColumn
+from locks.errors import CorruptRecord, InvalidColumns, UnknownColumn, UnknownTable
 
 FORMAT = 1
 
@@ -14,6 +14,7 @@ class TableDefinition:
     """What a table is, as values: the schema is the merge engine's JSON, kept as it is.
 
     `columns` are the value columns by name, with their ids; `key_columns` the primary key's names.
+    `former` are the schemas before this one, oldest first: logs have segments of all of them.
     """
 
     schema: str
@@ -21,6 +22,7 @@ class TableDefinition:
     key_columns: tuple[str, ...]
     buckets: int
     options: Mapping[str, str] = field(default_factory=dict)
+    former: tuple[str, ...] = ()
 
     def column_ids(self, table: str, names: tuple[str, ...]) -> tuple[int, ...]:
         """Return the ids of these value columns; an error names the one that is none."""
@@ -56,6 +58,11 @@ class Table:
     definition: TableDefinition
 
 
+def dropped(table: Table) -> UnknownTable:
+    """Return the error of whoever comes too late."""
+    return UnknownTable(f"table {table.name} (id {table.table_id}) was dropped")
+
+
 def encode_table(name: str, definition: TableDefinition) -> bytes:
     """Return a definition's bytes."""
     return json.dumps({"format": FORMAT, "name": name, **asdict(definition)}).encode()
@@ -72,6 +79,7 @@ def decode_table(table_id: int, data: bytes, version: int) -> Table:
             )
         name = fields.pop("name")
         fields["key_columns"] = tuple(fields["key_columns"])
+        fields["former"] = tuple(fields.get("former", ()))
         definition = TableDefinition(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptRecord(f"the definition of table {table_id} is damaged: {exc}") from exc

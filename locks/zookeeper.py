@@ -50,6 +50,7 @@ from locks.watching import Watch
 logger = logging.getLogger(__name__)
 
 CLOCK_PATH = "/clock"
+READS_AT_ONCE = 500  # ZooKeeper has a limit of 1,000 requests under way, of all clients together.
 _LOST_ANSWER = (
     ConnectionLoss,
     KazooTimeoutError,
@@ -101,8 +102,20 @@ class ZooKeeperStore:
             raise
 
     def read(self, path: str) -> Node | None:
+        return self._node(path, None)
+
+    def read_many(self, paths: Sequence[str]) -> list[Node | None]:
+        nodes: list[Node | None] = []
+        for first in range(0, len(paths), READS_AT_ONCE):
+            some = paths[first : first + READS_AT_ONCE]
+            self._wait_until_connected(time.monotonic() + self._deadline_s)
+            sent = [self._client.get_async(self._root + path) for path in some]
+            nodes += map(self._node, some, sent)
+        return nodes
+
+    def _node(self, path: str, sent: Any) -> Node | None:
         try:
-            data, stat = self._answer(lambda: self._client.get_async(self._root + path))
+            data, stat = self._answer(lambda: self._client.get_async(self._root + path), sent)
         except NoNodeError:
             return None
         return Node(data, stat.version, stat.mtime)
@@ -150,6 +163,11 @@ class ZooKeeperStore:
         """Whether the connection is up, as far as is known here: never a reason to write."""
         return bool(self._client.connected) and not self._lost.is_set()
 
+    @property
+    def lost(self) -> bool:
+        """Whether the session is gone, or closed: nothing works here any more."""
+        return self._lost.is_set()
+
     def close(self) -> None:
         self._lost.set()
         with self._ending:
@@ -159,15 +177,20 @@ class ZooKeeperStore:
             except Exception:
                 logger.warning("the connection with %s did not close", self._hosts, exc_info=True)
 
-    def _answer(self, request: Callable[[], Any]) -> Any:
-        """Send a request that may be sent twice, until it is answered or the deadline passes."""
+    def _answer(self, request: Callable[[], Any], sent: Any = None) -> Any:
+        """Send a request that may be sent twice, until it is answered or the deadline passes.
+
+        `sent`: what the first sending returned, if that is done already.
+        """
         deadline = time.monotonic() + self._deadline_s
         while True:
             self._wait_until_connected(deadline)
             with self._translated():
                 try:
-                    return request().get(timeout=_remaining(deadline))
+                    answer = request() if sent is None else sent
+                    return answer.get(timeout=_remaining(deadline))
                 except _LOST_ANSWER as exc:
+                    sent = None
                     if time.monotonic() >= deadline:
                         raise self._unavailable() from exc
 

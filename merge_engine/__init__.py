@@ -5,6 +5,7 @@ from merge_engine.bucket import Bucket, PutResult
 from merge_engine.catalog import BucketId
 from merge_engine.errors import (
     BatchTooLarge,
+    Closed,
     Corrupt,
     CorruptSegment,
     CorruptView,
@@ -43,6 +44,7 @@ __all__ = [
     "Bucket",
     "BucketId",
     "BucketOptions",
+    "Closed",
     "Column",
     "Corrupt",
     "CorruptSegment",

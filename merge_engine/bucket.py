@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from rocksdict import Cache
 
 from merge_engine.batch import read_batch, read_keys
 from merge_engine.errors import (
+    Closed,
     CorruptView,
     InvalidInput,
     LogGap,
@@ -66,6 +68,14 @@ class Plan:
     merged: Merged
 
 
+class StoredAt(NamedTuple):
+    """Stored rows, all with the changes below one offset and none from it on."""
+
+    history: SchemaHistory
+    rows: StoredRows
+    offset: int
+
+
 class Bucket:
     """One bucket, led by this process from `open` to `close`."""
 
@@ -101,6 +111,11 @@ class Bucket:
         """The offset of this leader's segment."""
         assert self._log.term is not None
         return self._log.term
+
+    @property
+    def deposed(self) -> bool:
+        """Whether another leader is known to have come."""
+        return self._log.deposed
 
     @property
     def start_offset(self) -> int:
@@ -217,9 +232,34 @@ class Bucket:
                 )
                 hit("undo.planned")
                 self._write(plan, SegmentKind.UNDO, undo_from=from_offset)
-            if self._log.end == base:
+            end = self._log.end
+            if end == base:
                 self._log.confirm()
-            return PutResult(base_offset=base, end_offset=self._log.end)
+                self._mark_undone(debtor, start, from_offset)
+            return PutResult(base_offset=base, end_offset=end)
+
+    def _mark_undone(self, debtor: str, start: int, from_offset: int) -> None:
+        """Log an undo that had nothing to change, if there are changes that cancelled each other.
+
+        Else readers of the log would take those for committed ones. Once is enough.
+        """
+        of_debtor = [h for h in self._log.headers(start, self._log.end) if h.owner == debtor]
+        if not of_debtor:
+            return
+        last = of_debtor[-1]
+        if last.undo_from is not None and last.undo_from <= from_offset:
+            return
+        header = SegmentHeader(
+            kind=SegmentKind.UNDO,
+            base_offset=self._log.end,
+            term=self.term,
+            nonce="",
+            timestamp_ms=0,
+            schema_version=self._history.current.version,
+            owner=debtor,
+            undo_from=from_offset,
+        )
+        self._apply(self._log.append(Segment(header, {}, {})), [], [])
 
     def lookup(
         self, keys: pa.RecordBatch | pa.Table, columns: Sequence[str] | None = None
@@ -240,6 +280,24 @@ class Bucket:
         row_keys = history.row_keys(history.key_codec.encode(key_columns))
         rows = history.decode(self._view.get(row_keys))
         return finished(history, key_columns, rows, columns)
+
+    def stored(self, key_columns: Sequence[pa.Array]) -> StoredAt:
+        """Look up the states of keys that are in the table's types, all as of one offset.
+
+        Beside the writers, as a look-up is; only if one of them came in between, it is done again
+        while they wait.
+        """
+        self._check_open()
+        offset = self._view.applied  # Before the schema: no row up to here is of a later one.
+        history = self._history
+        row_keys = history.row_keys(history.key_codec.encode(key_columns))
+        values = self._view.get(row_keys)
+        if self._log.end != offset:
+            with self.exclusive():
+                self._catch_up()
+                history, offset = self._history, self._log.end
+                values = self._view.get(row_keys)
+        return StoredAt(history, history.decode(values), offset)
 
     def scan(
         self, columns: Sequence[str] | None = None, *, batch_size: int = 50_000
@@ -274,6 +332,26 @@ class Bucket:
             whole = not segment.changes or (first == 0 and last == header.rows)
             yield segment if whole else segment.slice(first, last - first)
 
+    def headers(self, from_offset: int, to_offset: int | None = None) -> Iterator[SegmentHeader]:
+        """Yield the headers of the segments that hold the offsets [from, to); safe for threads.
+
+        They come from memory, if this leader wrote or replayed them. Unlike `read_log`, this leaves
+        out what was cleaned, and does not wait for a put that is just being applied.
+        """
+        self._check_open()
+        return self._log.headers(from_offset, to_offset)
+
+    def confirm(self) -> int:
+        """Return the end of the log; Deposed if another leader has come, known here or not.
+
+        So this is all that there was when it was called. The store is asked while writers go on.
+        """
+        with self.exclusive():
+            self._catch_up()
+            end = self._log.end
+        self._log.confirm_at(end)
+        return end
+
     def last_token(self, owner: str) -> AppliedToken | None:
         """Return the owner's last token here, and the offsets that it got."""
         with self.exclusive():
@@ -305,7 +383,7 @@ class Bucket:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidInput("the bucket is closed; open it again")
+            raise Closed("the bucket is closed; open it again")
         self._log.check_leading()
 
     def _plan(self, update: Update) -> tuple[list[bytes], Merged]:

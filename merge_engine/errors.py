@@ -9,6 +9,7 @@ TallybookError
 │   ├── InvalidKey          a null in a key column
 │   ├── InvalidValue        a value that the column's function cannot take
 │   │   └── Overflow        a result that its column cannot hold
+│   ├── Closed              a table or bucket that was closed; open it again
 │   ├── BatchTooLarge       more rows or bytes than one put may have
 │   └── OffsetOutOfRange    an offset before the start or after the end of the log
 ├── Retryable               nothing was changed; try again
@@ -59,6 +60,10 @@ class InvalidValue(InvalidInput):
 
 class Overflow(InvalidValue):
     """The merged result does not fit its column. Use a wider type, or fix the row."""
+
+
+class Closed(InvalidInput):
+    """The handle was closed. Open the table or bucket again."""
 
 
 class BatchTooLarge(InvalidInput):

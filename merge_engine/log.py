@@ -49,8 +49,9 @@ def wall_clock_ms() -> int:
 class Log:
     """The segments of one bucket, as last seen by this process.
 
-    Not safe for concurrent use: the bucket serialises its calls. `end` is right for the leader; for
-    others it is where the log ended when `refresh` looked.
+    Not safe for concurrent use: the bucket serialises its calls, except those that only read
+    (`segments`, `headers`, `confirm_at`). `end` is right for the leader; for others it is where the
+    log ended when `refresh` looked.
     """
 
     def __init__(
@@ -59,6 +60,8 @@ class Log:
         self._storage = storage
         self._clock_ms = clock_ms
         self._bases: list[int] = []
+        # By base offset, of every segment that was written or read here: a segment never changes.
+        self._headers: dict[int, SegmentHeader] = {}
         self._in_doubt = False
         self.start = 0
         self.end = 0
@@ -168,13 +171,39 @@ class Log:
             )
         if start >= stop:
             return
-        at = bisect_right(self._bases, start) - 1
-        expected = max(self.start, self._bases[at]) if at >= 0 else self.start
+        expected = self._base_at(start)
         while expected < stop:
             segment = self._read(expected)
             if segment.header.end_offset > start:
                 yield segment
             expected = segment.header.end_offset
+
+    def headers(self, start: int, stop: int | None = None) -> Iterator[SegmentHeader]:
+        """Yield the headers of the segments that hold the offsets [start, stop), without a gap.
+
+        From memory, as far as they were written or read here; else from the store, once. What was
+        cleaned, before or meanwhile, is left out.
+        """
+        stop = self.end if stop is None else min(stop, self.end)
+        if start >= stop:
+            return
+        expected = self._base_at(start)
+        while (expected := max(expected, self.start)) < stop:
+            header = self._headers.get(expected)
+            if header is None:
+                try:
+                    header = self._read(expected).header
+                except OffsetOutOfRange:  # Cleaned just now, so that the start is further on.
+                    continue
+            if header.end_offset > start:
+                yield header
+            expected = header.end_offset
+
+    def _base_at(self, offset: int) -> int:
+        """Return the base of the segment that holds an offset; the start if it was cleaned."""
+        bases = self._bases  # Once: `clean` puts another list in its place.
+        at = bisect_right(bases, offset) - 1
+        return max(self.start, bases[at]) if at >= 0 else self.start
 
     def clean(self, before: int, *, older_than_ms: int | None = None) -> int:
         """Drop the segments that end at or below `before`; return the log's new start.
@@ -207,6 +236,9 @@ class Log:
         self._bases = sorted(set(self._bases).difference(spent))
         marks = [name for name in self._storage.names() if name.endswith(START_SUFFIX)]
         self._storage.delete([name for name in marks if _offset_of(name) < start])
+        for base in list(self._headers):  # A copy: readers may add to it meanwhile.
+            if base < start:
+                self._headers.pop(base, None)
 
     def _header(self, kind: SegmentKind, term: int) -> SegmentHeader:
         return SegmentHeader(
@@ -241,9 +273,11 @@ class Log:
     def _decode(self, name: str) -> Segment:
         """Read a segment; what is wrong with it is said together with where it is."""
         try:
-            return decode_segment(name, self._storage.read(name))
+            segment = decode_segment(name, self._storage.read(name))
         except (CorruptSegment, UnknownFormat) as exc:
             raise type(exc)(f"{exc} (in {self._storage})") from exc
+        self._headers[segment.header.base_offset] = segment.header
+        return segment
 
     def check_leading(self) -> int:
         """Return the term; Deposed if another leader is known to have come since."""
@@ -264,7 +298,19 @@ class Log:
             self.deposed = True
             self.check_leading()
 
+    def confirm_at(self, end: int) -> None:
+        """Raise Deposed if another leader had come when the log ended here; safe for threads.
+
+        What stands at `end` by now is nobody's, or ours: then we led when it was created; or that
+        of the leader that came.
+        """
+        found = self._find(end)
+        if found is not None and found.header.term != self.term:
+            self.deposed = True
+        self.check_leading()
+
     def _advance(self, header: SegmentHeader) -> None:
+        self._headers[header.base_offset] = header
         insort(self._bases, header.base_offset)
         self.end = header.end_offset
 

@@ -4,15 +4,16 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 from merge_engine.bucket import Bucket
 from merge_engine.catalog import BucketId, Catalog
-from merge_engine.errors import InvalidInput
+from merge_engine.errors import Closed, InvalidInput
 from merge_engine.options import BucketOptions
+from merge_engine.parallel import map_all
 from merge_engine.stored import SchemaHistory
 
 Item = TypeVar("Item")
@@ -90,20 +91,11 @@ class OpenBuckets:
         self, pool: ThreadPoolExecutor, call: Callable[[Item], Result], items: Sequence[Item]
     ) -> list[Result]:
         self._check_open()
-        if len(items) <= 1:
-            return [call(item) for item in items]
-        futures = []
         try:
-            for item in items:
-                futures.append(pool.submit(call, item))
+            return map_all(pool, call, items)
         except RuntimeError:  # The pool was shut down since.
-            wait(futures)
             self._check_open()
             raise
-        errors = [error for error in (future.exception() for future in futures) if error]
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
 
     def evolve(self, history: SchemaHistory) -> None:
         """Let the open buckets go on under a newer schema."""
@@ -139,4 +131,4 @@ class OpenBuckets:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidInput("the table is closed; open it again")
+            raise Closed("the table is closed; open it again")

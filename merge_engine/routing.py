@@ -9,7 +9,7 @@ import pyarrow as pa
 from merge_engine.grouping import Positions
 from merge_engine.hashing import bucket_of
 from merge_engine.keys import KeyCodec
-from merge_engine.schema import Schema
+from merge_engine.schema import Column, Schema
 
 
 class Route(NamedTuple):
@@ -41,6 +41,29 @@ def route(schema: Schema, keys: Sequence[pa.Array], buckets: int) -> list[Route]
     return [
         Route(partitions[target[positions[0]] // buckets], int(number[positions[0]]), positions)
         for positions in np.split(order, bounds[1:])
+    ]
+
+
+def gather(
+    size: int,
+    routes: Sequence[Route],
+    found: Sequence[pa.RecordBatch],
+    columns: Sequence[Column],
+) -> list[pa.Array]:
+    """Return the columns of what was found, in the order of the batch of `size` rows.
+
+    Rows of no route are null.
+    """
+    place = np.full(size, -1, np.int64)
+    if routes:
+        positions = np.concatenate([target.positions for target in routes])
+        place[positions] = np.arange(len(positions))
+    index = pa.array(place, mask=place < 0)
+    return [
+        pa.chunked_array([batch.column(column.name) for batch in found], column.type)
+        .combine_chunks()
+        .take(index)
+        for column in columns
     ]
 
 

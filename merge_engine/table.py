@@ -24,7 +24,7 @@ from merge_engine.fold import fold
 from merge_engine.keys import KeyCodec
 from merge_engine.open_buckets import OpenBuckets
 from merge_engine.options import BucketOptions
-from merge_engine.routing import Route, route
+from merge_engine.routing import Route, gather, route
 from merge_engine.schema import Schema
 from merge_engine.segment import AggMode, Operation, Token
 from merge_engine.storage import local_directory, open_storage
@@ -194,17 +194,7 @@ class Table:
             return self.bucket(bucket_id).lookup_keys(keys_there, chosen)
 
         found = self._buckets.map(look, known)
-        place = np.full(len(key_columns[0]), -1, np.int64)
-        if known:
-            positions = np.concatenate([target.positions for target in known])
-            place[positions] = np.arange(len(positions))
-        index = pa.array(place, mask=place < 0)
-        values = [
-            pa.chunked_array([b.column(column.name) for b in found], column.type)
-            .combine_chunks()
-            .take(index)
-            for column in chosen
-        ]
+        values = gather(len(key_columns[0]), known, found, chosen)
         fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
         return pa.Table.from_arrays([*key_columns, *values], schema=pa.schema(fields))
 
@@ -227,10 +217,11 @@ class Table:
     ) -> Iterator[pa.RecordBatch]:
         """Yield a bucket's changes in [from, to) as records with finished values."""
         bucket = self.bucket(bucket_id)
+        history = bucket.history  # All records under one schema, even if it changes in between.
         for segment in bucket.read_log(from_offset, to_offset):
             if segment.changes:
                 first_offset = max(segment.header.base_offset, from_offset)
-                yield change_records(segment, bucket.history, first_offset)
+                yield change_records(segment, history, first_offset)
 
     def undo(
         self, debtor: str, columns: Sequence[str], offsets: Mapping[BucketId, int]

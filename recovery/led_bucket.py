@@ -1,6 +1,6 @@
 """A bucket and its leader's memory: the calls of the writer protocol, each from check to apply."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from locks import BucketKey, LockRecord
@@ -24,22 +24,13 @@ class LedUpdate:
 class LedBucket:
     """A bucket that this process leads, as writers see it. Safe for threads.
 
-    `read_record` asks ZooKeeper, with sync, for an owner's record now. Without column locks
-    (`locked=False`) anybody writes, and nobody is fenced.
+    Without column locks (`locked=False`) anybody writes, and nobody is fenced.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        key: BucketKey,
-        read_record: Callable[[str], LockRecord | None],
-        *,
-        locked: bool = True,
-    ) -> None:
+    def __init__(self, bucket: Bucket, key: BucketKey, *, locked: bool = True) -> None:
         self.bucket = bucket
         self.key = key
         self.locked = locked
-        self._read_record = read_record
         self._guard = Guard()
 
     @property
@@ -47,15 +38,17 @@ class LedBucket:
         """The offset of this leader's segment; every call of a fenced writer carries it."""
         return self.bucket.term
 
-    def fence(self, writer: Writer, columns: Iterable[int]) -> int:
-        """Refuse older epochs from here on, if this one is the current one; return the term."""
+    def fence(self, writer: Writer, columns: Iterable[int], record: LockRecord | None) -> int:
+        """Refuse older epochs from here on, if this one is the current one; return the term.
+
+        `record` is the owner's, read from ZooKeeper with sync since the call came in.
+        """
         wanted = frozenset(columns)
-        record = self._read_record(writer.owner)
         if record is None or not record.held or record.epoch != writer.epoch:
-            now = "it holds no lock" if record is None or not record.held else record.epoch
+            held = record is not None and record.held
+            now = f"has epoch {record.epoch}" if record is not None and held else "is not held"
             raise OldEpoch(
-                f"`{writer.owner}` is fenced with epoch {writer.epoch}, and now {now}: stop for "
-                "good"
+                f"the lock of `{writer.owner}` {now}; epoch {writer.epoch} is over: stop for good"
             )
         if not wanted <= record.pinned:
             raise WrongColumns(
@@ -74,7 +67,18 @@ class LedBucket:
         with self.bucket.exclusive():
             self._check(writer, term, wanted)
             self._guard.check_payment(writer)
-            names = self._names(wanted)
+            return self._undo(debtor, wanted, from_offset)
+
+    def undo_unlocked(self, debtor: str, columns: Iterable[int], from_offset: int) -> PutResult:
+        """The same for a table without column locks, where nobody is refused."""
+        if self.locked:
+            raise _unlocked()
+        return self._undo(debtor, frozenset(columns), from_offset)
+
+    def _undo(self, debtor: str, columns: frozenset[int], from_offset: int) -> PutResult:
+        with self.bucket.exclusive():
+            schema = self.bucket.history.current
+            names = [column.name for column in schema.value_columns if column.id in columns]
             if not names:  # All of them were dropped since, and their values with them.
                 end = self.bucket.settled_end()
                 return PutResult(base_offset=end, end_offset=end)
@@ -111,10 +115,7 @@ class LedBucket:
                 self._check_term(term)
             return
         if writer is None or term is None or token is None:
-            raise NotFenced(
-                "this table has column locks: write to it through a writer that holds one, or "
-                "create it with column_locks=False"
-            )
+            raise _unlocked()
         self._check(writer, term, columns)
         applied = self.bucket.last_token(owner)
         if applied is None or applied.token != token:
@@ -136,10 +137,12 @@ class LedBucket:
                 f"the call is for term {term}: start over"
             )
 
-    def _names(self, columns: frozenset[int]) -> list[str]:
-        """The names of those columns that have not been dropped since."""
-        schema = self.bucket.history.current
-        return [column.name for column in schema.value_columns if column.id in columns]
+
+def _unlocked() -> NotFenced:
+    return NotFenced(
+        "this table has column locks: write to it through a writer that holds one, or create it "
+        "with column_locks=False"
+    )
 
 
 def put_led(

@@ -92,7 +92,7 @@ STARTER = """
 import sys
 from locks import EmbeddedZooKeeper
 server = EmbeddedZooKeeper(sys.argv[1]).start()
-print(server.pid, server._guardian.pid, flush=True)
+print(server.pid, server._process._guardian.pid, flush=True)
 sys.stdin.read()
 """
 

@@ -1,0 +1,128 @@
+"""Which server leads which bucket: who should, and who does.
+
+Who should is a function of the live servers (`place`). Who does is an ephemeral node per
+bucket with the session name of its leader. It goes with the session, as the server's own node does,
+so a bucket leaves a live session only when that gives it up.
+
+Every change checks the server's own node in the same transaction. When a session is lost, what was
+under way may be sent in the next one, where a lead would outlive its server, and where what was
+found to be ours may have become another's.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from locks.errors import CorruptRecord, SessionLost
+from locks.offsets import BucketKey
+from locks.paths import LEADERS, leader_path, server_path
+from locks.retrying import retried
+from locks.servers import Server
+from locks.store import Check, Conflict, CoordinationStore, Create, Delete
+
+AT_ONCE = 200
+
+
+class LeadKey(NamedTuple):
+    """A bucket among those of all tables. As text, and in ZooKeeper: `table-partition-number`."""
+
+    table_id: int
+    key: BucketKey
+
+    def __str__(self) -> str:
+        return f"{self.table_id}-{self.key.partition}-{self.key.number}"
+
+    @property
+    def path(self) -> str:
+        """Where its leader is recorded."""
+        return leader_path(str(self))
+
+    @classmethod
+    def parse(cls, text: str) -> "LeadKey":
+        """Return what was made text; CorruptRecord if it was something else."""
+        try:
+            table_id, partition, number = map(int, text.split("-"))
+        except ValueError as exc:
+            raise CorruptRecord(f"{leader_path(text)} is the leader of no bucket") from exc
+        return cls(table_id, BucketKey(partition, number))
+
+
+class Leaders:
+    """Takes and gives up leads, and tells who has them. Safe for threads."""
+
+    def __init__(self, store: CoordinationStore, deadline_s: float) -> None:
+        self._store = store
+        self._deadline_s = deadline_s
+        # Two nodes of one path cannot be told apart by version: what is found to be ours must
+        # still be ours when it is deleted, and only this process can give it up in between.
+        self._changing = threading.Lock()
+
+    def take(self, server: Server, keys: Sequence[LeadKey]) -> list[LeadKey]:
+        """Return those of the buckets that the server leads from now on, or did before."""
+        with self._changing:
+            return [key for some in _parts(keys) for key in self._take(server, some)]
+
+    def give_up(self, server: Server, keys: Sequence[LeadKey]) -> None:
+        """Give up those of the buckets that the server leads."""
+        with self._changing:
+            for some in _parts(keys):
+                self._give_up(server, some)
+
+    def leader_of(self, key: LeadKey) -> str | None:
+        """Return the session name of the leader, from a plain read that may lag behind."""
+        return self._holders([key]).get(key)
+
+    def all(self) -> dict[LeadKey, str]:
+        """Return the session names of all leaders, as they are now."""
+        self._store.sync()
+        return self._holders(list(map(LeadKey.parse, self._store.children(LEADERS))))
+
+    def _take(self, server: Server, keys: Sequence[LeadKey]) -> list[LeadKey]:
+        session, name = server_path(server.name), server.name.encode()
+        # At first it is supposed that nobody leads any of them: mostly so, and one request.
+        first = True
+
+        def attempt() -> list[LeadKey]:
+            nonlocal first
+            holders = {} if first else self._holders(keys)
+            first = False
+            free = [key for key in keys if key not in holders]
+            if free:
+                creations = [Create(key.path, name, ephemeral=True) for key in free]
+                try:
+                    self._store.transact([Check(session), *creations])
+                except Conflict as exc:
+                    if exc.path == session:
+                        raise SessionLost(
+                            f"server {server.address} is not registered, or its session "
+                            f"{server.name} is gone; connect and register again"
+                        ) from exc
+                    raise
+            return [key for key in keys if holders.get(key, server.name) == server.name]
+
+        return retried(self._store, self._deadline_s, attempt)
+
+    def _give_up(self, server: Server, keys: Sequence[LeadKey]) -> None:
+        def attempt() -> None:
+            self._store.sync()
+            ours = [key for key, name in self._holders(keys).items() if name == server.name]
+            if ours:
+                deletions = [Delete(key.path) for key in ours]
+                self._store.transact([Check(server_path(server.name)), *deletions])
+
+        retried(self._store, self._deadline_s, attempt)
+
+    def _holders(self, keys: Sequence[LeadKey]) -> dict[LeadKey, str]:
+        nodes = self._store.read_many([key.path for key in keys])
+        return {
+            key: node.data.decode()
+            for key, node in zip(keys, nodes, strict=True)
+            if node is not None
+        }
+
+
+def _parts(keys: Iterable[LeadKey]) -> Iterator[list[LeadKey]]:
+    """Return the keys, each once, in parts of a transaction's size."""
+    distinct = list(dict.fromkeys(keys))
+    for first in range(0, len(distinct), AT_ONCE):
+        yield distinct[first : first + AT_ONCE]

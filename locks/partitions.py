@@ -1,0 +1,119 @@
+"""The partitions of a table: which there are, and their ids.
+
+One node per table has them all, as JSON: {"format": 1, "next": 1, "partitions": {"<hex>": id}}, by
+the partition's key in hexadecimal. Ids count from 1 and are never given again, so that whatever is
+left of a dropped partition is never taken for a later one's; 0 is the id of a table without
+partitions, and is not listed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from locks.errors import CorruptRecord, RecordTooLarge, UnknownOutcome, UnknownTable
+from locks.paths import partitions_path
+from locks.retrying import retried
+from locks.store import CoordinationStore, Write
+from locks.tables import Table, dropped
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partitions:
+    """The partitions of a table as they were read: ids by key, the next id, the node's version."""
+
+    ids: Mapping[bytes, int] = field(default_factory=dict)
+    next_id: int = 1
+    version: int = 0
+
+
+class PartitionCatalog:
+    """Creates, lists and drops partitions; each change is one conditional write."""
+
+    def __init__(self, store: CoordinationStore, deadline_s: float) -> None:
+        self._store = store
+        self._deadline_s = deadline_s
+
+    def ids(self, table: Table) -> dict[bytes, int]:
+        """Return the ids by key, as they are now; UnknownTable if the table was dropped."""
+        return dict(self._read(table).ids)
+
+    def create(self, table: Table, key: bytes) -> int:
+        """Return the id of the partition of this key, which is created if there is none."""
+
+        def attempt() -> int:
+            found = self._read(table)
+            if key not in found.ids:
+                ids = {**found.ids, key: found.next_id}
+                self._write(table, found.version, Partitions(ids=ids, next_id=found.next_id + 1))
+                return found.next_id
+            return found.ids[key]
+
+        return retried(self._store, self._deadline_s, attempt)
+
+    def drop(self, table: Table, key: bytes) -> int | None:
+        """Drop the partition of this key and return its id; None if there is none."""
+        in_doubt: int | None = None
+
+        def attempt() -> int | None:
+            nonlocal in_doubt
+            try:
+                found = self._read(table)
+            except UnknownTable:
+                if in_doubt is not None:
+                    return in_doubt
+                raise
+            partition = found.ids.get(key)
+            # Ids are not given again: another one of the same key came after our drop.
+            if in_doubt is not None and partition != in_doubt:
+                return in_doubt
+            in_doubt = None
+            if partition is not None:
+                ids = {other: number for other, number in found.ids.items() if other != key}
+                try:
+                    self._write(table, found.version, Partitions(ids=ids, next_id=found.next_id))
+                except UnknownOutcome:
+                    in_doubt = partition
+                    raise
+            return partition
+
+        return retried(self._store, self._deadline_s, attempt)
+
+    def _read(self, table: Table) -> Partitions:
+        self._store.sync()
+        node = self._store.read(partitions_path(table.table_id))
+        if node is None:
+            raise dropped(table)
+        return decode_partitions(table.table_id, node.data, node.version)
+
+    def _write(self, table: Table, version: int, partitions: Partitions) -> None:
+        data = encode_partitions(partitions)
+        try:
+            self._store.transact([Write(partitions_path(table.table_id), data, version)])
+        except RecordTooLarge as exc:
+            raise RecordTooLarge(
+                f"table {table.name} would have {len(partitions.ids):,} partitions, which are too "
+                f"many: {exc}; drop old partitions"
+            ) from exc
+
+
+def encode_partitions(partitions: Partitions) -> bytes:
+    """Return the node's data."""
+    ids = {key.hex(): number for key, number in partitions.ids.items()}
+    return json.dumps({"format": FORMAT, "next": partitions.next_id, "partitions": ids}).encode()
+
+
+def decode_partitions(table_id: int, data: bytes, version: int) -> Partitions:
+    """Return the partitions; CorruptRecord if the bytes are none, or of another format."""
+    try:
+        fields = json.loads(data)
+        if fields["format"] != FORMAT:
+            raise CorruptRecord(
+                f"the partitions of table {table_id} have format {fields['format']}, this release "
+                f"reads {FORMAT}; upgrade"
+            )
+        ids = {bytes.fromhex(key): int(number) for key, number in fields["partitions"].items()}
+        return Partitions(ids=ids, next_id=int(fields["next"]), version=version)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise CorruptRecord(f"the partitions of table {table_id} are damaged: {exc}") from exc

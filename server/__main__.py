@@ -1,0 +1,103 @@
+"""A tablet server as a process: `python -m server --zookeeper ... --logs ... --views ...`."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from locks import CoordinationError
+from merge_engine import BucketOptions, TallybookError
+from server.config import ServerConfig
+from server.limits import Limits
+from server.logs import configure
+from server.tablet_server import TabletServer
+
+TOKEN_VARIABLE = "TALLYBOOK_TOKEN"
+PASSWORD_VARIABLE = "TALLYBOOK_ZOOKEEPER_CREDENTIALS"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of a server process."""
+    options = argparse.ArgumentParser(prog="python -m server", description=__doc__)
+    options.add_argument("--zookeeper", required=True, help="host:port[,host:port...][/chroot]")
+    options.add_argument("--logs", required=True, help="where all servers' logs go: path or URL")
+    options.add_argument("--views", required=True, type=Path, help="this server's own directory")
+    options.add_argument("--host", default="127.0.0.1", help="other than loopback needs a token")
+    options.add_argument("--port", type=int, default=0, help="0: any that is free")
+    options.add_argument("--address-file", type=Path, help="where to write host:port when joined")
+    options.add_argument("--metrics-port", type=int, help="serve Prometheus metrics; 0: any")
+    options.add_argument("--token-file", type=Path, help=f"or the variable {TOKEN_VARIABLE}")
+    options.add_argument("--tls-certificate", type=Path)
+    options.add_argument("--tls-key", type=Path)
+    options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
+    options.add_argument("--max-puts", type=int, default=Limits.max_puts)
+    options.add_argument("--max-bytes-in-flight", type=int, default=Limits.max_bytes_in_flight)
+    options.add_argument("--block-cache-bytes", type=int, default=BucketOptions.block_cache_bytes)
+    options.add_argument("--write-buffer-bytes", type=int, default=BucketOptions.write_buffer_bytes)
+    options.add_argument("--log-level", default="INFO")
+    return options
+
+
+def to_config(arguments: argparse.Namespace) -> ServerConfig:
+    """Return the set-up that these options and the environment describe.
+
+    Secrets come from files and the environment: options are seen by everybody on the machine.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    if arguments.token_file is not None:
+        token = arguments.token_file.read_text().strip()
+    user, _, password = os.environ.get(PASSWORD_VARIABLE, "").partition(":")
+    return ServerConfig(
+        zookeeper=arguments.zookeeper,
+        logs=arguments.logs,
+        views=arguments.views,
+        host=arguments.host,
+        port=arguments.port,
+        token=token or None,
+        tls_certificate=arguments.tls_certificate,
+        tls_key=arguments.tls_key,
+        metrics_port=arguments.metrics_port,
+        credentials=(user, password) if user else None,
+        session_timeout_s=arguments.session_timeout,
+        limits=Limits(
+            max_puts=arguments.max_puts, max_bytes_in_flight=arguments.max_bytes_in_flight
+        ),
+        options=BucketOptions(
+            block_cache_bytes=arguments.block_cache_bytes,
+            write_buffer_bytes=arguments.write_buffer_bytes,
+        ),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    arguments = parser().parse_args(argv)
+    configure(arguments.log_level.upper())
+    asked_to_stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_stop.set())
+    try:
+        with TabletServer(to_config(arguments)) as server:
+            if arguments.address_file is not None:
+                _write_whole(arguments.address_file, server.address)
+            asked_to_stop.wait()
+    except (TallybookError, CoordinationError, OSError) as exc:
+        print(f"the server did not start: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    # All is closed. A call that a client still keeps open must not keep the process.
+    os._exit(status)

@@ -1,0 +1,169 @@
+"""Calls to many buckets at once: one per server, in parallel, repeated where leaders moved."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from locks import Coordinator, LeadKey
+from merge_engine import TallybookError, UnknownOutcome
+from recovery.errors import NotLeader
+from server.connections import Broken, Connections
+from server.directory import Directory
+from server.errors import Overloaded, ServerUnavailable
+
+Result = TypeVar("Result")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+
+
+@dataclass
+class _Outcome(Generic[Result]):
+    """What became of the call to one server."""
+
+    keys: Sequence[LeadKey]
+    results: Mapping[LeadKey, Result] = field(default_factory=dict)
+    moved: Exception | None = None
+    error: Exception | None = None
+
+
+class Calls:
+    """Sends calls to the leaders of buckets. Safe for threads."""
+
+    def __init__(
+        self,
+        coordinator: Callable[[], Coordinator],
+        connections: Connections,
+        *,
+        deadline_s: float,
+        attempt_s: float,
+    ) -> None:
+        self.connections = connections
+        self.directory = Directory(coordinator)
+        self._deadline_s = deadline_s
+        self._attempt_s = attempt_s
+        self._pool = ThreadPoolExecutor(16, thread_name_prefix="tallybook-client")
+
+    def scatter(
+        self,
+        keys: Sequence[LeadKey],
+        buckets: int,
+        call: Callable[[str, Sequence[LeadKey], float], Mapping[LeadKey, Result]],
+        *,
+        repeatable: bool = True,
+        patient: bool = True,
+        changes: bool = False,
+    ) -> dict[LeadKey, Result]:
+        """Call each server once for all its buckets; return the results of all buckets.
+
+        `call` gets an address, the buckets there, and its time-out. Where a leader has moved or a
+        server died it is called again, until the deadline. `repeatable=False`: a call that may have
+        been carried out is not repeated, but UnknownOutcome. `patient=False`: not even a moved
+        leader is waited for; its NotLeader is the caller's. `changes`: a call that may have been
+        carried out and is given up is an UnknownOutcome, too.
+        """
+        deadline = time.monotonic() + self._deadline_s
+        results: dict[LeadKey, Result] = {}
+        doubtful: set[LeadKey] = set()
+        waiting, pause_s = list(keys), _FIRST_PAUSE_S
+        while waiting:
+            outcomes = self._attempt(waiting, buckets, call, deadline, repeatable=repeatable)
+            for outcome in outcomes:
+                results.update(outcome.results)
+            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+            if errors:
+                raise _with_note(errors[0], results)
+            moved = [outcome for outcome in outcomes if outcome.moved is not None]
+            waiting = [key for outcome in moved for key in outcome.keys]
+            if not waiting:
+                break
+            for outcome in moved:
+                if changes and isinstance(outcome.moved, Broken) and outcome.moved.sent:
+                    doubtful.update(outcome.keys)
+            reason = moved[0].moved
+            assert reason is not None
+            in_doubt = not doubtful.isdisjoint(waiting)
+            if not patient and (in_doubt or isinstance(reason, Broken)):
+                raise _with_note(_given_up(str(reason), in_doubt=in_doubt), results)
+            if not patient:
+                raise reason
+            if time.monotonic() + pause_s > deadline:
+                what = (
+                    f"bucket {waiting[0]}{_others(waiting)}: no leader took the call within "
+                    f"{self._deadline_s:g} s; the last word was: {reason}"
+                )
+                raise _with_note(_given_up(what, in_doubt=in_doubt), results)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if not all(isinstance(outcome.moved, Overloaded) for outcome in moved):
+                self.directory.refresh(waiting)
+        return results
+
+    def _attempt(
+        self,
+        keys: Sequence[LeadKey],
+        buckets: int,
+        call: Callable[[str, Sequence[LeadKey], float], Mapping[LeadKey, Result]],
+        deadline: float,
+        *,
+        repeatable: bool,
+    ) -> list[_Outcome[Result]]:
+        """Call every server once, and say what became of each."""
+        try:
+            by_address: dict[str, list[LeadKey]] = {}
+            for key in keys:
+                by_address.setdefault(self.directory.address_of(key, buckets), []).append(key)
+        except ServerUnavailable as exc:  # None is running; one may come.
+            self.directory.refresh()
+            return [_Outcome(keys, moved=exc)]
+
+        def one(address: str) -> _Outcome[Result]:
+            there = by_address[address]
+            timeout_s = min(self._attempt_s, max(deadline - time.monotonic(), 0.001))
+            try:
+                return _Outcome(there, results=call(address, there, timeout_s))
+            except (NotLeader, Overloaded) as exc:
+                return _Outcome(there, moved=exc)
+            except Broken as exc:
+                if exc.sent and not repeatable:
+                    unknown = UnknownOutcome(
+                        f"{exc}; whether the rows were written is not known: look at the table, or "
+                        "write with an owner and a token, which can be sent again"
+                    )
+                    return _Outcome(there, error=unknown)
+                return _Outcome(there, moved=exc)
+            except Exception as exc:
+                return _Outcome(there, error=exc)
+
+        if len(by_address) == 1:
+            return [one(address) for address in by_address]
+        return list(self._pool.map(one, by_address))
+
+    def close(self) -> None:
+        """End the threads and the connections."""
+        self._pool.shutdown()
+        self.connections.close()
+
+
+def _others(keys: Sequence[LeadKey]) -> str:
+    return f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+
+
+def _given_up(what: str, *, in_doubt: bool) -> Exception:
+    """Return the error of a call that is not repeated any more: nothing was changed, or who knows.
+
+    A server that broke off may have carried the call out, whatever others said afterwards.
+    """
+    if not in_doubt:
+        return ServerUnavailable(what)
+    return UnknownOutcome(
+        f"{what}; whether the rows were written is not known: send the same with the same token"
+    )
+
+
+def _with_note(error: Exception, results: Mapping[LeadKey, object]) -> Exception:
+    """Say which buckets had their part before another server's failed."""
+    if results and isinstance(error, TallybookError):
+        written = ", ".join(map(str, sorted(results)))
+        error.add_note(f"Buckets on other servers have carried out their part: {written}.")
+    return error

@@ -1,0 +1,161 @@
+"""The client of a cluster: finds its tables and servers through ZooKeeper.
+
+cluster = connect("127.0.0.1:2181")
+orders = cluster.create_table("orders", schema)
+orders.lookup({"customer_id": [7]})
+"""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from locks import Coordinator, ZooKeeperStore
+from merge_engine import Schema
+from server import wire
+from server.calls import Calls
+from server.connections import Access, Broken, Connections
+from server.definitions import ClusterTable, define
+from server.remote_table import RemoteTable
+
+
+def connect(
+    address: str,
+    *,
+    token: str | None = None,
+    tls_root: str | Path | None = None,
+    credentials: tuple[str, str] | None = None,
+    deadline_s: float = 30.0,
+    attempt_s: float = 10.0,
+) -> "Cluster":
+    """Connect to the cluster whose ZooKeeper is at `host:port[,host:port...][/chroot]`.
+
+    `token`, `tls_root`: for servers that want a token, and that speak TLS. `credentials`: user and
+    password for ZooKeeper. `deadline_s`: how long a call looks for a leader that answers;
+    `attempt_s`: how long it waits for one answer.
+    """
+    return Cluster(
+        address,
+        access=Access(token=token, tls_root=None if tls_root is None else Path(tls_root)),
+        credentials=credentials,
+        deadline_s=deadline_s,
+        attempt_s=attempt_s,
+    )
+
+
+class Cluster:
+    """A connection to a cluster. Safe for threads; pickled, it is the address to connect to."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        access: Access,
+        credentials: tuple[str, str] | None = None,
+        deadline_s: float = 30.0,
+        attempt_s: float = 10.0,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "access": access,
+            "credentials": credentials,
+            "deadline_s": deadline_s,
+            "attempt_s": attempt_s,
+        }
+        self.address = address
+        self._connecting = threading.Lock()
+        self._closed = False
+        self._store, self._coordinator = self._connect()
+        self.calls = Calls(
+            lambda: self.coordinator,
+            Connections(access),
+            deadline_s=deadline_s,
+            attempt_s=attempt_s,
+        )
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator; over another session with ZooKeeper when the last one was lost.
+
+        Nothing of a client rests on its session. What was made over a lost one stays lost.
+        """
+        with self._connecting:
+            if self._store.lost and not self._closed:
+                self._store, self._coordinator = self._connect()
+            return self._coordinator
+
+    def _connect(self) -> tuple[ZooKeeperStore, Coordinator]:
+        deadline_s = self._settings["deadline_s"]
+        store = ZooKeeperStore(
+            self.address, credentials=self._settings["credentials"], deadline_s=deadline_s
+        )
+        return store, Coordinator(store, deadline_s=deadline_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _connect_again, (self.address, self._settings)
+
+    def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        buckets: int = 4,
+        column_locks: bool = True,
+        options: Mapping[str, str] | None = None,
+    ) -> RemoteTable:
+        """Create a table. The number of buckets never changes.
+
+        Without column locks anybody writes any column at any time, and nothing can be undone for
+        an owner but by its own hand: at least once, not exactly once.
+        """
+        definition = define(schema, buckets, column_locks=column_locks, options=options or {})
+        return self._remote(ClusterTable(self.coordinator.create_table(name, definition)))
+
+    def table(self, name: str) -> RemoteTable:
+        """Return the table of this name."""
+        return self._remote(ClusterTable(self.coordinator.table(name)))
+
+    def list_tables(self) -> list[str]:
+        """Return the names of all tables."""
+        return self.coordinator.list_tables()
+
+    def drop_table(self, name: str, *, force: bool = False) -> None:
+        """Drop a table with its data; refused while a column lock is live, unless forced."""
+        self.coordinator.drop_table(self.coordinator.table(name), force=force)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what each live server says of itself; an `error` for one that does not answer."""
+        return [self._status_of(server.address) for server in self.coordinator.list_servers()]
+
+    def close(self) -> None:
+        """End the connections and the session. Closing twice is fine."""
+        self.calls.close()
+        with self._connecting:
+            self._closed = True
+            self._store.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _remote(self, table: ClusterTable) -> RemoteTable:
+        return RemoteTable(self, table)
+
+    def _status_of(self, address: str) -> dict[str, Any]:
+        timeout_s = self._settings["attempt_s"]
+        try:
+            answer = self.calls.connections.action(address, "status", wire.encode({}), timeout_s)
+        except Broken as exc:
+            return {"address": address, "error": str(exc)}
+        return wire.decode(answer).to_dict()
+
+
+def _connect_again(address: str, settings: dict[str, Any]) -> Cluster:
+    return Cluster(address, **settings)

@@ -1,0 +1,59 @@
+"""How a tablet server is set up."""
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from merge_engine import BucketOptions, InvalidInput
+from server.limits import Limits
+from server.security import check_token
+
+LOOPBACK = ("127.0.0.1", "localhost")
+_OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """`zookeeper`: host:port[,host:port...][/chroot]. `logs`: where all servers' logs go, a shared
+    directory or a URL such as s3://bucket/path. `views`: this server's own directory, a cache.
+
+    `host` is also what clients are told. On any other than the loopback address a token is
+    required of every call, and for the metrics. `port` 0: any that is free.
+    """
+
+    zookeeper: str
+    logs: str
+    views: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = field(default=None, repr=False)
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    metrics_port: int | None = None
+    credentials: tuple[str, str] | None = field(default=None, repr=False)
+    session_timeout_s: float = 10.0
+    limits: Limits = field(default_factory=Limits)
+    options: BucketOptions = field(default_factory=BucketOptions)
+    storage_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.host or not set(self.host) <= _OF_HOSTS:
+            raise InvalidInput(
+                f"the host {self.host!r} is neither a name nor an IPv4 address; give an IPv6 "
+                "machine by its name"
+            )
+        if self.host not in LOOPBACK and not self.token:
+            raise InvalidInput(
+                f"a server on {self.host} can be reached by others: give it a token, which every "
+                "client then needs; or let it listen on 127.0.0.1"
+            )
+        if self.token is not None:
+            check_token(self.token)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidInput("TLS needs both a certificate and its key")
+        if self.host == "0.0.0.0":
+            raise InvalidInput(
+                f"{self.host} is no address that clients could be told; give the machine's own"
+            )

@@ -1,0 +1,176 @@
+"""Connections to tablet servers, one per address, reused by all threads."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from server import wire
+from server.errors import AccessRefused, ServerUnavailable
+from server.security import check_token, read_tls_root, token_headers
+
+# gRPC waits longer and longer before it connects again; a server that is back should be met soon.
+_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+_NEVER_SENT = ("failed to connect", "Connection refused", "DNS resolution failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """What a client needs to be let in: the token, and whom to trust for TLS."""
+
+    token: str | None = field(default=None, repr=False)
+    tls_root: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is not None:
+            check_token(self.token)
+
+
+class Broken(Exception):
+    """The network failed. `sent`: the call may have been carried out all the same."""
+
+    def __init__(self, address: str, error: flight.FlightError) -> None:
+        super().__init__(f"server {address}: {_plain_words(error)}")
+        self.sent = not any(sign in str(error) for sign in _NEVER_SENT)
+
+
+def _plain_words(error: flight.FlightError) -> str:
+    """Return what happened, without what Flight and gRPC say about themselves."""
+    text = str(error).partition(". gRPC client debug context")[0].partition(". Detail")[0]
+    text = text.rpartition(", with message: ")[2]
+    if "failed to connect" in text and text.endswith("Socket closed"):
+        # What a TLS server does to a client that does not speak it; a server that dies does it too.
+        return f"{text}; if it speaks TLS, give `tls_root`"
+    return text
+
+
+def _tls_refusal(address: str, error: flight.FlightError) -> AccessRefused | None:
+    """Return the error for a TLS handshake that fails each time; None if it was something else."""
+    text = _plain_words(error)
+    if "wrong version number" in text:
+        return AccessRefused(f"server {address} does not speak TLS: leave `tls_root` out")
+    if "handshake failed" not in text and "not in peer certificate" not in text:
+        return None
+    reason = text.rpartition("::")[2]
+    return AccessRefused(
+        f"`tls_root` does not vouch for the TLS certificate of server {address}: {reason}"
+    )
+
+
+class Connections:
+    """The Flight clients of a process's cluster. Safe for threads."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._headers = token_headers(access.token)
+        self._lock = threading.Lock()
+        self._clients: dict[str, flight.FlightClient] = {}
+        self._closed = False
+
+    def action(self, address: str, name: str, body: Any, timeout_s: float) -> pa.Buffer:
+        """Call an action and return the body of its answer."""
+        with self._calling(address) as client:
+            results = client.do_action(flight.Action(name, body), self._options(timeout_s))
+            [answer] = [result.body for result in results]
+            return answer
+
+    def put(
+        self,
+        address: str,
+        command: bytes,
+        schema: pa.Schema,
+        batches: list[tuple[int, pa.RecordBatch]],
+        timeout_s: float,
+    ) -> wire.Fields:
+        """Send a put: batches, each with the number of its bucket in the command; then close it."""
+        descriptor = flight.FlightDescriptor.for_command(command)
+        with self._calling(address) as client:
+            writer, answers = client.do_put(descriptor, schema, self._options(timeout_s))
+            checksum = wire.Checksum()
+            try:
+                for number, batch in batches:
+                    checksum.add(batch)
+                    writer.write_with_metadata(batch, str(number).encode())
+                writer.write_metadata(checksum.closing())
+                writer.done_writing()
+                answer = answers.read()
+            finally:
+                writer.close()  # Raises what the server has to say.
+        if answer is None:
+            raise ServerUnavailable(f"server {address} ended a put without an answer")
+        return wire.decode(answer)
+
+    def stream(
+        self, address: str, ticket: bytes, timeout_s: float
+    ) -> Iterator[tuple[pa.RecordBatch, wire.Fields]]:
+        """Yield the batches of a stream, each with the fields that came with it."""
+        with self._calling(address) as client:
+            reader = client.do_get(flight.Ticket(ticket), self._options(timeout_s))
+        while True:
+            with self._calling(address):
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    return
+            yield chunk.data, wire.decode(chunk.app_metadata)
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._closed = True
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            with suppress(flight.FlightError, pa.ArrowException):
+                client.close()
+
+    @contextmanager
+    def _calling(self, address: str) -> Iterator[flight.FlightClient]:
+        """Lend the client; the server's errors are raised as ours, the network's as Broken."""
+        client = self._client(address)
+        try:
+            yield client
+        except flight.FlightError as exc:
+            error = wire.from_flight_error(exc)
+            if error is not None:
+                raise error from None
+            self._drop(address, client)
+            raise _tls_refusal(address, exc) or Broken(address, exc) from exc
+        except (pa.ArrowException, OSError) as exc:  # The stream broke off in Arrow's own hands.
+            self._drop(address, client)
+            raise Broken(address, flight.FlightError(str(exc))) from exc
+
+    def _client(self, address: str) -> flight.FlightClient:
+        with self._lock:
+            if self._closed:
+                raise ServerUnavailable("this connection to the cluster was closed; connect again")
+            client = self._clients.get(address)
+            if client is None:
+                client = self._clients[address] = self._connect(address)
+            return client
+
+    def _connect(self, address: str) -> flight.FlightClient:
+        if self._access.tls_root is None:
+            return flight.FlightClient(f"grpc://{address}", generic_options=_OPTIONS)
+        return flight.FlightClient(
+            f"grpc+tls://{address}",
+            tls_root_certs=read_tls_root(self._access.tls_root),
+            generic_options=_OPTIONS,
+        )
+
+    def _drop(self, address: str, client: flight.FlightClient) -> None:
+        """Connect anew next time: what broke may stay broken. Others may still be using it."""
+        with self._lock:
+            if self._clients.get(address) is client:
+                del self._clients[address]
+
+    def _options(self, timeout_s: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=max(timeout_s, 0.001), headers=self._headers)

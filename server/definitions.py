@@ -1,0 +1,93 @@
+"""A cluster's table: the coordinator's definition of it, read as the merge engine's schema.
+
+The `options` of a definition:
+
+    uid                         names the table's logs and views: never used again, even when
+                                ZooKeeper is set up anew and counts its tables from 1
+    table.column-lock.enabled   "true" unless the table was created without column locks
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from locks import BucketKey, InvalidRequest, Table, TableDefinition
+from merge_engine import Schema, SchemaHistory
+
+LOCKED = "table.column-lock.enabled"
+UID = "uid"
+MOST_BUCKETS = 1 << 20
+
+
+def define(
+    schema: Schema, buckets: int, *, column_locks: bool, options: Mapping[str, str]
+) -> TableDefinition:
+    """Return the definition of a new table."""
+    if not 1 <= buckets <= MOST_BUCKETS:
+        raise InvalidRequest(f"a table has 1 to {MOST_BUCKETS:,} buckets, not {buckets}")
+    return TableDefinition(
+        schema=schema.to_json(),
+        columns=_value_columns(schema),
+        key_columns=tuple(column.name for column in schema.key_columns),
+        buckets=buckets,
+        options={**options, UID: uuid.uuid4().hex, LOCKED: str(column_locks).lower()},
+    )
+
+
+def evolved(definition: TableDefinition, schema: Schema) -> TableDefinition:
+    """Return the definition under a newer schema; former ones stay, for rows of their time."""
+    return replace(
+        definition,
+        schema=schema.to_json(),
+        former=(*definition.former, definition.schema),
+        columns=_value_columns(schema),
+        key_columns=tuple(column.name for column in schema.key_columns),
+    )
+
+
+def _value_columns(schema: Schema) -> dict[str, int]:
+    return {column.name: column.id for column in schema.value_columns}
+
+
+@dataclass(frozen=True)
+class ClusterTable:
+    """A table as servers and clients work with it."""
+
+    table: Table
+
+    @property
+    def table_id(self) -> int:
+        """The coordinator's id."""
+        return self.table.table_id
+
+    @property
+    def name(self) -> str:
+        """The name, for people."""
+        return self.table.name
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets each partition has."""
+        return self.table.definition.buckets
+
+    @property
+    def locked(self) -> bool:
+        """Whether writers need a column lock."""
+        return self.table.definition.options.get(LOCKED, "true") != "false"
+
+    @cached_property
+    def history(self) -> SchemaHistory:
+        """All schemas, the current one last."""
+        definition = self.table.definition
+        return SchemaHistory(map(Schema.from_json, (*definition.former, definition.schema)))
+
+    @property
+    def schema(self) -> Schema:
+        """The current schema."""
+        return self.history.current
+
+    def path(self, key: BucketKey) -> str:
+        """Return where a bucket's log is below the cluster's storage, and its view on a server."""
+        uid = self.table.definition.options[UID]
+        return f"{self.name}-{uid}/{key.partition}/{key.number}"

@@ -1,0 +1,33 @@
+"""What can go wrong between client and server, besides what the packages below raise.
+
+TallybookError
+├── Retryable
+│   ├── Overloaded         the server is at one of its limits; nothing was changed
+│   └── ServerUnavailable  no server answered within the deadline; nothing was changed
+├── InvalidInput
+│   └── BadRequest         bytes that no client of ours sends
+├── AccessRefused          the token is missing or wrong, or TLS does not fit
+└── ServerFailed           a bug or a broken machine: the server's log says more
+"""
+
+from merge_engine import InvalidInput, Retryable, TallybookError
+
+
+class Overloaded(Retryable):
+    """The server is at its limit of puts or bytes in flight, or stops. Try again later."""
+
+
+class ServerUnavailable(Retryable):
+    """No server answered within the deadline, and nothing was changed. Try again."""
+
+
+class BadRequest(InvalidInput):
+    """A request that cannot be read: cut short, too large, or of another version."""
+
+
+class AccessRefused(TallybookError):
+    """The token is missing or wrong, or TLS does not fit. Give what the server wants."""
+
+
+class ServerFailed(TallybookError):
+    """The server failed in a way that it did not foresee. Its log has the traceback."""

@@ -1,0 +1,121 @@
+"""The buckets that a server leads, open and recovered."""
+
+import logging
+import shutil
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from locks import LeadKey
+from merge_engine import BucketOptions, ObjectStorage, TallybookError
+from merge_engine.bucket import Bucket
+from recovery.errors import NotLeader
+from recovery.led_bucket import LedBucket
+from server.definitions import ClusterTable
+
+logger = logging.getLogger(__name__)
+
+
+class Hosting:
+    """Opens, serves and closes buckets. Safe for threads; whoever leads them is decided elsewhere.
+
+    Logs are in the cluster's storage; views are in this server's own directory: a zombie must not
+    hold what its successor needs.
+    """
+
+    def __init__(self, logs: ObjectStorage, views: Path, options: BucketOptions) -> None:
+        self._logs = logs
+        self._views = views
+        self._options = options
+        self._cache = options.to_cache()
+        self._lock = threading.Lock()
+        self._tables: dict[int, ClusterTable] = {}
+        self._buckets: dict[LeadKey, LedBucket] = {}
+
+    @property
+    def options(self) -> BucketOptions:
+        """How buckets use memory and disk."""
+        return self._options
+
+    def set_table(self, table: ClusterTable) -> None:
+        """Take a definition that was read; an older one than we have is late and ignored."""
+        with self._lock:
+            known = self._tables.get(table.table_id)
+            if known is not None and known.table.version >= table.table.version:
+                return
+            self._tables[table.table_id] = table
+            buckets = [led for key, led in self._buckets.items() if key.table_id == table.table_id]
+        for led in buckets:
+            with suppress(TallybookError):  # It is being closed.
+                led.bucket.evolve(table.history)
+
+    def forget_tables(self, existing: Iterable[int]) -> None:
+        """Drop the definitions of tables that are no more."""
+        with self._lock:
+            for table_id in set(self._tables) - set(existing):
+                del self._tables[table_id]
+
+    def table(self, table_id: int) -> ClusterTable:
+        """Return a table; NotLeader if this server has not heard of it."""
+        with self._lock:
+            table = self._tables.get(table_id)
+        if table is None:
+            raise NotLeader(f"this server knows no table with id {table_id}: dropped, or very new")
+        return table
+
+    def get(self, key: LeadKey) -> LedBucket:
+        """Return a bucket that this server leads; NotLeader if it does not."""
+        led = self._buckets.get(key)
+        if led is None:
+            raise NotLeader(
+                f"this server does not lead bucket {key.key.partition}/{key.key.number} of table "
+                f"{key.table_id}: ask who does"
+            )
+        return led
+
+    def led(self) -> Mapping[LeadKey, LedBucket]:
+        """Return all buckets that are being served."""
+        with self._lock:
+            return dict(self._buckets)
+
+    def open(self, key: LeadKey) -> None:
+        """Take the lead in the log, bring the view up to date, and serve."""
+        table = self.table(key.table_id)
+        path = table.path(key.key)
+        bucket = Bucket(
+            self._logs.child(path),
+            self._views / path,
+            table.history,
+            identity=path,
+            options=self._options,
+            cache=self._cache,
+        )
+        with self._lock:
+            self._buckets[key] = LedBucket(bucket, key.key, locked=table.locked)
+            newest = self._tables.get(key.table_id, table)
+        bucket.evolve(newest.history)
+
+    def close(self, key: LeadKey) -> None:
+        """Stop serving a bucket; calls that are under way end first."""
+        with self._lock:
+            led = self._buckets.pop(key, None)
+        if led is not None:
+            led.bucket.close()
+
+    def delete(self, key: LeadKey) -> None:
+        """Delete the log and the view of a bucket whose table or partition was dropped."""
+        path = self.table(key.table_id).path(key.key)
+        self.close(key)
+        logs = self._logs.child(path)
+        logs.delete(logs.names())
+        shutil.rmtree(self._views / path, ignore_errors=True)
+        logger.info("deleted %s", path)
+
+    def close_all(self) -> None:
+        """Stop serving; one that fails to close keeps none of the others open."""
+        for key in self.led():
+            try:
+                self.close(key)
+            except Exception:
+                logger.exception("bucket %s did not close", key)

@@ -1,0 +1,162 @@
+"""A server's leads: takes those that should be its, hands over those that should not.
+
+Nothing rests on being early: a bucket that is led by two is settled by its log. What this sees to
+is that a bucket leaves a live session only by that session's own hand-over, in this order: stop
+serving, close, give the node up.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from locks import (
+    BucketKey,
+    CoordinationError,
+    Coordinator,
+    LeadKey,
+    Server,
+    SessionLost,
+    UnknownTable,
+    place,
+)
+from merge_engine import TallybookError
+from merge_engine.failpoints import hit
+from merge_engine.parallel import map_all
+from server.definitions import ClusterTable
+from server.hosting import Hosting
+
+logger = logging.getLogger(__name__)
+
+# Watches say when to look again; this is for what they cannot tell, such as a disk with room again.
+_LOOK_AGAIN_S = 1.0
+_OPEN_AT_ONCE = 4
+
+
+class Leadership:
+    """Keeps what is hosted in line with who should lead, for one session of one server."""
+
+    def __init__(self, coordinator: Coordinator, server: Server, hosting: Hosting) -> None:
+        self._coordinator = coordinator
+        self._server = server
+        self._hosting = hosting
+        self._worth_looking = threading.Event()
+        self._stopping = False
+        # One at a time; a hand-over must not pass an opening of the same bucket.
+        self._reconciling = threading.Lock()
+        self._opening = ThreadPoolExecutor(_OPEN_AT_ONCE, thread_name_prefix="tallybook-open")
+        coordinator.watch_cluster(self._worth_looking.set)
+
+    def run(self) -> None:
+        """Keep in line until stopped, or until the session is lost: then SessionLost."""
+        while not self._stopping:
+            self._worth_looking.clear()  # Before looking: a change from here on sets it again.
+            self.reconcile()
+            self._worth_looking.wait(_LOOK_AGAIN_S)
+
+    def look_again(self) -> None:
+        """Say that something may have changed."""
+        self._worth_looking.set()
+
+    def stop(self) -> None:
+        """Hand everything over, as far as ZooKeeper still answers."""
+        self._stopping = True
+        self._worth_looking.set()
+        with self._reconciling:
+            led = list(self._hosting.led())
+            self._hosting.close_all()
+            try:
+                self._coordinator.give_up_lead(self._server, led)
+            except CoordinationError as exc:
+                logger.warning("leads are left to the session's end: %s", exc)
+        self.close()
+
+    def close(self) -> None:
+        """End the threads of a session that is over."""
+        self._stopping = True
+        self._opening.shutdown()
+
+    def reconcile(self) -> None:
+        """Look who should lead what, and act on it."""
+        with self._reconciling:
+            if self._stopping:
+                return
+            tables = [ClusterTable(table) for table in self._coordinator.list_tables_by_id()]
+            for table in tables:
+                self._hosting.set_table(table)
+            servers = self._coordinator.list_servers()
+            if self._server not in servers:  # Nobody would ever give it a bucket again.
+                raise SessionLost(f"the node of session {self._server.name} is gone; join again")
+            leaders = self._who_should_lead(tables, [server.address for server in servers])
+            mine = {key for key, address in leaders.items() if address == self._server.address}
+            led = self._hosting.led()
+            self._delete([key for key in led if key not in leaders])
+            self._hosting.forget_tables(table.table_id for table in tables)
+            self._hand_over(
+                [
+                    key
+                    for key, of in led.items()
+                    if key in leaders and (key not in mine or of.bucket.deposed)
+                ]
+            )
+            self._take(sorted(mine.difference(self._hosting.led())))
+
+    def _who_should_lead(
+        self, tables: Sequence[ClusterTable], addresses: Sequence[str]
+    ) -> dict[LeadKey, str]:
+        """Return all buckets of all tables, with the address of the server that should have it."""
+        leaders = {}
+        for table in tables:
+            partitions: Collection[int] = (0,)
+            if table.schema.partition_by:
+                try:
+                    partitions = self._coordinator.partitions(table.table).values()
+                except UnknownTable:  # Dropped since it was listed.
+                    continue
+            for partition in partitions:
+                placed = place(table.table_id, partition, table.buckets, addresses)
+                for number, address in enumerate(placed):
+                    leaders[LeadKey(table.table_id, BucketKey(partition, number))] = address
+        return leaders
+
+    def _take(self, keys: Sequence[LeadKey]) -> None:
+        if not keys:
+            return
+        taken = self._coordinator.take_lead(self._server, keys)
+        hit("leadership.taken")
+        map_all(self._opening, self._open, taken)
+
+    def _open(self, key: LeadKey) -> None:
+        began = time.monotonic()
+        try:
+            self._hosting.open(key)
+        except (TallybookError, OSError):
+            # The next look tries again. The node stays: nobody else could open it, either, if it
+            # is the log that is damaged; and if it is this machine, its operator sees the log.
+            logger.exception("bucket %s cannot be opened", key)
+            return
+        led = self._hosting.get(key)
+        logger.info(
+            "leading bucket %s at term %d, open after %.3f s",
+            key,
+            led.term,
+            time.monotonic() - began,
+        )
+
+    def _hand_over(self, keys: Sequence[LeadKey]) -> None:
+        for key in keys:
+            self._hosting.close(key)
+            logger.info("handing bucket %s over", key)
+        if keys:
+            hit("leadership.closed")
+            self._coordinator.give_up_lead(self._server, keys)
+
+    def _delete(self, keys: Sequence[LeadKey]) -> None:
+        for key in keys:
+            try:
+                self._hosting.delete(key)
+            except TallybookError:
+                logger.exception("bucket %s was dropped, and its log could not be deleted", key)
+        if keys:
+            self._coordinator.give_up_lead(self._server, keys)

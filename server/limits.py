@@ -1,0 +1,101 @@
+"""How much a server takes on at a time: beyond it, an error that can be retried, not a crash."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from merge_engine import InvalidInput
+from server.errors import Overloaded
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of one server. A put is held in memory from its first row to its commit."""
+
+    max_puts: int = 32
+    max_bytes_in_flight: int = 512 * MEBIBYTE
+    lookup_max_keys: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise InvalidInput(f"{name} is {value}; a server needs at least 1")
+
+
+class Admission:
+    """Counts what is under way, and refuses what would be too much. Safe for threads."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._changed = threading.Condition()
+        self._closing = False
+        self.puts = 0
+        self.bytes = 0
+        self.refused = 0
+
+    @contextmanager
+    def put(self) -> Iterator["Load"]:
+        """Admit a put, or raise Overloaded; what it holds is given back at the end."""
+        with self._changed:
+            if self._closing:
+                raise Overloaded("the server is stopping; nothing was written, try another")
+            if self.puts >= self._limits.max_puts:
+                self.refused += 1
+                raise Overloaded(
+                    f"{self.puts} puts are under way, the limit (max_puts); nothing was written, "
+                    "try again"
+                )
+            self.puts += 1
+        try:
+            with self.holding() as load:
+                yield load
+        finally:
+            with self._changed:
+                self.puts -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def holding(self, size: int = 0) -> Iterator["Load"]:
+        """Count bytes while they are held, or raise Overloaded."""
+        load = Load(self)
+        try:
+            load.grow(size)
+            yield load
+        finally:
+            with self._changed:
+                self.bytes -= load.bytes
+
+    def grow(self, size: int) -> None:
+        """Count more bytes, or raise Overloaded."""
+        with self._changed:
+            # One call alone may be larger than the limit: its own limit is another.
+            if self.bytes and self.bytes + size > self._limits.max_bytes_in_flight:
+                self.refused += 1
+                raise Overloaded(
+                    f"{self.bytes:,} bytes are in flight, near the limit of "
+                    f"{self._limits.max_bytes_in_flight:,} (max_bytes_in_flight); nothing was "
+                    "written, try again"
+                )
+            self.bytes += size
+
+    def close(self, deadline_s: float) -> bool:
+        """Refuse new puts and wait for those under way; False if some are still there."""
+        with self._changed:
+            self._closing = True
+            return self._changed.wait_for(lambda: self.puts == 0, deadline_s)
+
+
+class Load:
+    """What one put holds."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.bytes = 0
+
+    def grow(self, size: int) -> None:
+        """Hold more bytes, or raise Overloaded."""
+        self._admission.grow(size)
+        self.bytes += size

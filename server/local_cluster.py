@@ -1,0 +1,179 @@
+"""A whole cluster on one machine: real ZooKeeper and tablet servers, as child processes.
+
+with LocalCluster("data", servers=2) as cluster:
+    orders = cluster.connect().create_table("orders", schema)
+"""
+
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from locks import EmbeddedZooKeeper, ServerNotStarted
+from locks.guarded import GuardedProcess, last_lines
+from merge_engine import InvalidInput
+from server.client import Cluster, connect
+
+_START_DEADLINE_S = 60.0
+
+
+class LocalServer:
+    """One tablet server of a local cluster: a process that can be started, stopped and killed."""
+
+    def __init__(self, directory: Path, number: int, command: Sequence[str]) -> None:
+        self.number = number
+        self.log_path = directory / f"server-{number}.log"
+        self._address_path = directory / f"server-{number}.address"
+        self._command = [
+            *command,
+            *("--views", str(directory / f"views-{number}")),
+            *("--address-file", str(self._address_path)),
+        ]
+        self._process: GuardedProcess | None = None
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens, once it has started; the same after a restart, unless it is taken."""
+        with suppress(FileNotFoundError):
+            return self._address_path.read_text()
+        return None
+
+    @property
+    def pid(self) -> int:
+        """Its process id, for those who want to stop or kill it by themselves."""
+        if self._process is None:
+            raise ServerNotStarted(f"server {self.number} is not running")
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.alive
+
+    def start(self) -> None:
+        """Start the process; it joins the cluster a moment later."""
+        if self.alive:
+            raise ServerNotStarted(f"server {self.number} runs already")
+        self.kill()
+        port = _port_of(self.address)
+        self._address_path.unlink(missing_ok=True)
+        self._process = GuardedProcess([*self._command, "--port", str(port)], self.log_path)
+
+    def stop(self) -> None:
+        """Let it finish what is in flight and hand its buckets over."""
+        self._end(politely=True)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._end(politely=False)
+
+    def _end(self, *, politely: bool) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.end(politely=politely, deadline_s=40.0)
+
+
+class LocalCluster:
+    """ZooKeeper and `servers` tablet servers on 127.0.0.1, with everything below one directory.
+
+    Started again on the same directory it has the same data. The processes end with the context,
+    or with this process, however that ends. `options` go to the servers' command line.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        servers: int = 1,
+        logs: str | None = None,
+        session_timeout_s: float = 4.0,
+        options: Sequence[str] = (),
+    ) -> None:
+        if servers < 1:
+            raise InvalidInput(f"a cluster has at least one server, not {servers}")
+        self._directory = Path(directory).resolve()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self.zookeeper = EmbeddedZooKeeper(self._directory / "zookeeper")
+        self._count = servers
+        self._options = [
+            *("--logs", logs or str(self._directory / "logs")),
+            *("--session-timeout", f"{session_timeout_s:g}"),
+            *options,
+        ]
+        self.servers: list[LocalServer] = []
+
+    @property
+    def address(self) -> str:
+        """ZooKeeper's address, which is what clients connect to."""
+        return self.zookeeper.address
+
+    def start(self) -> "LocalCluster":
+        """Start all processes and wait until all servers have joined."""
+        self.zookeeper.start()
+        command = [sys.executable, "-m", "server", "--zookeeper", self.address, *self._options]
+        self.servers = [
+            LocalServer(self._directory, number, command) for number in range(self._count)
+        ]
+        try:
+            for server in self.servers:
+                server.start()
+            self.wait_until_joined()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the servers, then ZooKeeper; the data stay."""
+        for server in self.servers:
+            server.stop()
+        self.zookeeper.stop()
+
+    def connect(self, **arguments: object) -> Cluster:
+        """Return a client; arguments as for `connect`."""
+        return connect(self.address, **arguments)  # type: ignore[arg-type]
+
+    def wait_until_joined(self, deadline_s: float = _START_DEADLINE_S) -> None:
+        """Return when all servers that run are known to ZooKeeper."""
+        deadline = time.monotonic() + deadline_s
+        with self.connect() as client:
+            while True:
+                joined = {server.address for server in client.coordinator.list_servers()}
+                missing = [server for server in self.servers if server.address not in joined]
+                if not missing:
+                    return
+                for server in missing:
+                    if not server.alive or time.monotonic() > deadline:
+                        raise ServerNotStarted(
+                            f"server {server.number} did not start; see {server.log_path}:"
+                            f"\n{last_lines(server.log_path)}"
+                        )
+                time.sleep(0.02)
+
+    def __enter__(self) -> "LocalCluster":
+        return self.start()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _port_of(address: str | None) -> int:
+    """Return the port that a server had, if it is free: so it keeps its buckets. Else any."""
+    if address is None:
+        return 0
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+    return port

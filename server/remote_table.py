@@ -1,0 +1,517 @@
+"""A table of a cluster, with the calls of the embedded one; its buckets are on tablet servers."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from locks import BucketKey, Coordinator, LeadKey, TableAltered
+from merge_engine import AggFunction, AggMode, InvalidInput, PutResult, Schema, Token
+from merge_engine.batch import read_keys
+from merge_engine.keys import KeyCodec
+from merge_engine.routing import Route, gather, route
+from merge_engine.segment import Operation
+from merge_engine.table import Data, as_arrow
+from recovery.guard import Writer
+from server import wire
+from server.calls import Calls
+from server.connections import Broken
+from server.definitions import ClusterTable, evolved
+from server.service import COMMITTED, LATEST
+
+_ROWS_PER_MESSAGE = 1 << 16
+
+
+class Access(Protocol):
+    """What a table needs of its cluster."""
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator, over this client's session."""
+
+    @property
+    def calls(self) -> Calls:
+        """The calls to servers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemotePutResult:
+    """What a put did: rows in, and the result of each bucket that it reached.
+
+    `sessions`: the names of the servers' sessions that answered.
+    """
+
+    rows: int
+    buckets: Mapping[BucketKey, PutResult]
+    sessions: frozenset[str]
+
+    @property
+    def changed(self) -> int:
+        """How many keys changed."""
+        return sum(result.changed for result in self.buckets.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A put's rows for one bucket."""
+
+    key: LeadKey
+    batches: Sequence[pa.RecordBatch]
+    term: int
+
+
+class RemoteTable:
+    """A table on servers. Safe for threads; made by `Cluster.table` and `Cluster.create_table`.
+
+    A put is one atomic commit per bucket, and all buckets of one server try the merge before the
+    first of them writes. Calls find the leaders by themselves and wait for one that moves.
+    """
+
+    def __init__(self, access: Access, table: ClusterTable) -> None:
+        self._access = access
+        self._table = table
+        self._partitions: dict[bytes, int] = {}
+        if not table.schema.partition_by:
+            self._partitions = {b"": 0}
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._table.name
+
+    @property
+    def table_id(self) -> int:
+        """The id of this table; another one of the same name has another."""
+        return self._table.table_id
+
+    @property
+    def schema(self) -> Schema:
+        """The schema as this client last saw it."""
+        return self._table.schema
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets each partition has."""
+        return self._table.buckets
+
+    @property
+    def definition(self) -> ClusterTable:
+        """The table as the coordinator defines it, as this client last saw it."""
+        return self._table
+
+    def refresh(self) -> None:
+        """Look again at the definition: others may have altered it."""
+        self._table = ClusterTable(self._access.coordinator.table_by_id(self.table_id))
+
+    # --- Writing --------------------------------------------------------------------------------
+
+    def put(
+        self,
+        data: Data,
+        *,
+        columns: Sequence[str] | None = None,
+        mode: AggMode = AggMode.ACCUMULATE,
+        operation_column: str | None = None,
+        owner: str = "",
+        token: Token | None = None,
+        writer: Writer | None = None,
+        terms: Mapping[BucketKey, int] | None = None,
+    ) -> RemotePutResult:
+        """Merge a batch; arguments as for the embedded table's `put`.
+
+        Without a token, a connection that breaks at the wrong moment is an UnknownOutcome; with
+        one, the same put is sent again and counts once. `writer` and `terms`: of a column lock's
+        holder, for tables that have column locks; then a leader that moved is not waited for.
+        """
+        table = self._table
+        schema = table.schema
+        if isinstance(data, Sequence) and not data:
+            return RemotePutResult(rows=0, buckets={}, sessions=frozenset())
+        arrow = _plain(as_arrow(data, schema))
+        routes = route(schema, read_keys(arrow, schema), table.buckets)
+        parts = {
+            key: _Part(
+                key=key,
+                batches=_slices(arrow, target, whole=len(routes) == 1),
+                term=-1 if terms is None else terms[key.key],
+            )
+            for target in routes
+            for key in [self._lead_key(target, create=writer is None)]
+        }
+        request: dict[str, Any] = {
+            "columns": None if columns is None else list(columns),
+            "mode": int(_mode(mode)),
+            "operation_column": operation_column,
+            "owner": owner,
+            "token": None if token is None else list(token),
+            **_of_writer(writer),
+        }
+        if not parts:
+            # Nobody to judge an empty batch but ourselves.
+            return RemotePutResult(rows=0, buckets={}, sessions=frozenset())
+        sessions: set[str] = set()
+
+        def send(
+            address: str, keys: Sequence[LeadKey], timeout_s: float
+        ) -> Mapping[LeadKey, PutResult]:
+            buckets = [[*key.key, parts[key].term] for key in keys]
+            command = self._request(table, request, buckets)
+            batches = [(at, batch) for at, key in enumerate(keys) for batch in parts[key].batches]
+            connections = self._access.calls.connections
+            answer = connections.put(address, command, arrow.schema, batches, timeout_s)
+            sessions.add(answer.get("session", str))
+            return dict(zip(keys, map(_result, answer.rows("results", 3)), strict=True))
+
+        results = self._access.calls.scatter(
+            list(parts),
+            table.buckets,
+            send,
+            repeatable=token is not None,
+            patient=writer is None,
+            changes=True,
+        )
+        return RemotePutResult(
+            rows=arrow.num_rows,
+            buckets={key.key: result for key, result in results.items()},
+            sessions=frozenset(sessions),
+        )
+
+    def delete(
+        self,
+        keys: Data,
+        *,
+        columns: Sequence[str] | None = None,
+        owner: str = "",
+        token: Token | None = None,
+    ) -> RemotePutResult:
+        """Clear these columns (None: all) of the keys; a row with none left is gone."""
+        schema = self.schema
+        key_columns = read_keys(as_arrow(keys, schema), schema)
+        names = [column.name for column in schema.key_columns]
+        deletes = pa.array(np.full(len(key_columns[0]), Operation.DELETE, np.int8))
+        return self.put(
+            pa.table([*key_columns, deletes], names=[*names, "_operation"]),
+            columns=columns,
+            operation_column="_operation",
+            owner=owner,
+            token=token,
+        )
+
+    def undo(
+        self, debtor: str, columns: Sequence[str], offsets: Mapping[BucketKey, int]
+    ) -> dict[BucketKey, PutResult]:
+        """Bring an owner's changes of these columns back; for tables without column locks."""
+        ids = [column.id for column in self.schema.values(columns)]
+        fields = {"debtor": debtor, "columns": ids}
+        rows = {key: [-1, offset] for key, offset in offsets.items()}
+        answers, _ = self.call("undo", fields, rows, answer="results")
+        return {key: _result(answer) for key, answer in answers.items()}
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    def lookup(
+        self, keys: Data, columns: Sequence[str] | None = None, *, isolation: str = LATEST
+    ) -> pa.Table:
+        """Return the keys and their values, in the order asked; nulls where absent.
+
+        `isolation`: "latest" shows all that was written; "committed" masks what a column lock's
+        holder has not committed yet.
+        """
+        table = self._table
+        schema = table.schema
+        key_columns = read_keys(as_arrow(keys, schema), schema)
+        chosen = schema.values(columns)
+        routes = route(schema, key_columns, table.buckets)
+        known = [
+            (key, target)
+            for target in routes
+            for key in [self._find_lead_key(target)]
+            if key is not None
+        ]
+        key_schema = pa.schema([(column.name, column.type) for column in schema.key_columns])
+        wanted = {
+            key: pa.record_batch(
+                [array.take(pa.array(target.positions)) for array in key_columns],
+                schema=key_schema,
+            )
+            for key, target in known
+        }
+        request = {"columns": [column.id for column in chosen], "isolation": _isolation(isolation)}
+
+        def look(
+            address: str, keys: Sequence[LeadKey], timeout_s: float
+        ) -> Mapping[LeadKey, pa.RecordBatch]:
+            fields = self._fields(table, request, [[*key.key] for key in keys])
+            body = wire.frame(fields, key_schema, [wanted[key] for key in keys])
+            answer = self._access.calls.connections.action(address, "lookup", body, timeout_s)
+            _, found = wire.unframe(answer)
+            return dict(zip(keys, found, strict=True))
+
+        found = self._access.calls.scatter(list(wanted), table.buckets, look)
+        values = gather(
+            len(key_columns[0]),
+            [target for _, target in known],
+            [found[key] for key, _ in known],
+            chosen,
+        )
+        fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
+        return pa.Table.from_arrays([*key_columns, *values], schema=pa.schema(fields))
+
+    def changelog(
+        self,
+        bucket: BucketKey,
+        from_offset: int = 0,
+        to_offset: int | None = None,
+        *,
+        isolation: str = COMMITTED,
+    ) -> "Changelog":
+        """Return a bucket's changes in [from, to) as records with finished values, to iterate.
+
+        "committed" ends at the last stable offset and leaves out what was undone.
+        """
+        return Changelog(
+            self._access.calls,
+            LeadKey(self.table_id, bucket),
+            self._table.buckets,
+            self._fields(
+                self._table,
+                {"to_offset": to_offset, "isolation": _isolation(isolation)},
+                [[*bucket]],
+            ),
+            from_offset,
+        )
+
+    def end_offsets(self) -> dict[BucketKey, int]:
+        """Return where the log of each bucket ends."""
+        rows: dict[BucketKey, list[int]] = {key: [] for key in self.bucket_keys()}
+        answers, _ = self.call("ends", {}, rows, answer="ends")
+        return answers
+
+    # --- Schema and partitions ------------------------------------------------------------------
+
+    def add_column(
+        self,
+        name: str,
+        data_type: pa.DataType | str,
+        function: AggFunction | str,
+        **parameters: Any,
+    ) -> None:
+        """Add a value column; rows that exist have it untouched."""
+        self._evolve(lambda schema: schema.add_column(name, data_type, function, **parameters))
+
+    def drop_column(self, name: str) -> None:
+        """Drop a value column, with its values."""
+        self._evolve(lambda schema: schema.drop_column(name))
+
+    def rename_column(self, old: str, new: str) -> None:
+        """Give a column another name; its values stay."""
+        self._evolve(lambda schema: schema.rename_column(old, new))
+
+    def _evolve(self, change: Callable[[Schema], Schema]) -> None:
+        """Alter the table as it is now; if somebody else did so meanwhile, look again."""
+        while True:
+            self.refresh()
+            definition = evolved(self._table.table.definition, change(self.schema))
+            try:
+                altered = self._access.coordinator.alter_table(self._table.table, definition)
+            except TableAltered:
+                continue
+            self._table = ClusterTable(altered)
+            return
+
+    def partitions(self) -> pa.Table:
+        """Return the values of the partition columns, one row per partition."""
+        columns = self.schema.partition_columns
+        fields = pa.schema([(column.name, column.type) for column in columns])
+        if not columns:
+            return fields.empty_table()
+        keys = sorted(self._read_partitions())
+        codec = KeyCodec([column.type for column in columns])
+        return pa.Table.from_arrays(codec.decode(pa.array(keys, pa.binary())), schema=fields)
+
+    def create_partition(self, **values: Any) -> int:
+        """Create a partition, unless there is one of these values; return its id."""
+        key = self._partition_key(values)
+        partition = self._access.coordinator.create_partition(self._table.table, key)
+        self._partitions[key] = partition
+        return partition
+
+    def drop_partition(self, **values: Any) -> None:
+        """Drop a partition and its data. One of the same values later is a new one."""
+        key = self._partition_key(values)
+        if self._access.coordinator.drop_partition(self._table.table, key) is None:
+            raise InvalidInput(f"there is no partition {values}")
+        self._partitions.pop(key, None)
+
+    def bucket_keys(self) -> list[BucketKey]:
+        """Return all buckets of all partitions, as they are now."""
+        partitions = self._read_partitions()
+        return [
+            BucketKey(partitions[key], number)
+            for key in sorted(partitions)
+            for number in range(self.buckets)
+        ]
+
+    def _read_partitions(self) -> dict[bytes, int]:
+        if self.schema.partition_by:
+            self._partitions = self._access.coordinator.partitions(self._table.table)
+        return self._partitions
+
+    def _partition_key(self, values: Mapping[str, Any]) -> bytes:
+        columns = self.schema.partition_columns
+        if set(values) != {column.name for column in columns}:
+            names = ", ".join(column.name for column in columns) or "none"
+            raise InvalidInput(f"give a value for each partition column ({names})")
+        codec = KeyCodec([column.type for column in columns])
+        arrays = [pa.array([values[column.name]], column.type) for column in columns]
+        return bytes(codec.encode(arrays)[0].as_py())
+
+    # --- Calls ----------------------------------------------------------------------------------
+
+    def call(
+        self,
+        action: str,
+        fields: Mapping[str, Any],
+        rows: Mapping[BucketKey, Sequence[int]],
+        *,
+        answer: str,
+        patient: bool = True,
+    ) -> tuple[dict[BucketKey, Any], frozenset[str]]:
+        """Call an action for many buckets, once per server.
+
+        Returns what `answer` says of each bucket, and the sessions of the servers that answered.
+        """
+        table = self._table
+        sessions: set[str] = set()
+
+        def send(address: str, keys: Sequence[LeadKey], timeout_s: float) -> dict[LeadKey, Any]:
+            buckets = [[*key.key, *rows[key.key]] for key in keys]
+            body = self._request(table, fields, buckets)
+            reply = wire.decode(
+                self._access.calls.connections.action(address, action, body, timeout_s)
+            )
+            sessions.add(reply.get("session", str))
+            return dict(zip(keys, reply.get(answer, list), strict=True))
+
+        keys = [LeadKey(self.table_id, key) for key in rows]
+        results = self._access.calls.scatter(keys, table.buckets, send, patient=patient)
+        return {key.key: result for key, result in results.items()}, frozenset(sessions)
+
+    def _request(
+        self, table: ClusterTable, fields: Mapping[str, Any], buckets: list[list[int]]
+    ) -> bytes:
+        return wire.encode(self._fields(table, fields, buckets))
+
+    def _fields(
+        self, table: ClusterTable, fields: Mapping[str, Any], buckets: list[list[int]]
+    ) -> dict[str, Any]:
+        return {
+            "table": table.table_id,
+            "schema_version": table.schema.version,
+            "buckets": buckets,
+            **fields,
+        }
+
+    def _lead_key(self, target: Route, *, create: bool) -> LeadKey:
+        found = self._find_lead_key(target)
+        if found is not None:
+            return found
+        if not create:
+            raise InvalidInput(
+                "the batch has rows of a partition that does not exist; the writer creates it first"
+            )
+        key = target.partition_key
+        partition = self._access.coordinator.create_partition(self._table.table, key)
+        self._partitions[key] = partition
+        return LeadKey(self.table_id, BucketKey(partition, target.bucket))
+
+    def _find_lead_key(self, target: Route) -> LeadKey | None:
+        if target.partition_key not in self._partitions:
+            self._read_partitions()
+        partition = self._partitions.get(target.partition_key)
+        if partition is None:
+            return None
+        return LeadKey(self.table_id, BucketKey(partition, target.bucket))
+
+
+class Changelog:
+    """A bucket's change records, to iterate. `next_offset` is where a later one goes on."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        key: LeadKey,
+        buckets: int,
+        fields: dict[str, Any],
+        from_offset: int,
+    ) -> None:
+        self._calls = calls
+        self._key = key
+        self._buckets = buckets
+        self._fields = fields
+        self.next_offset = from_offset
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches; a connection that breaks is taken up again where it broke."""
+        while True:
+            try:
+                yield from self._stream()
+                return
+            except Broken:
+                self._calls.directory.refresh([self._key])
+
+    def _stream(self) -> Iterator[pa.RecordBatch]:
+        def begin(address: str, keys: Sequence[LeadKey], timeout_s: float) -> Mapping[LeadKey, Any]:
+            ticket = wire.encode({**self._fields, "from_offset": self.next_offset})
+            stream = self._calls.connections.stream(address, ticket, timeout_s)
+            return {key: (next(stream, None), stream) for key in keys}
+
+        begun = self._calls.scatter([self._key], self._buckets, begin)
+        first, stream = begun[self._key]
+        while first is not None:
+            batch, fields = first
+            self.next_offset = fields.get("next_offset", int)
+            if batch is not None and batch.num_rows:
+                yield batch
+            first = next(stream, None)
+
+
+def _plain(data: pa.RecordBatch | pa.Table) -> pa.Table:
+    """Return the data in one chunk per column, without dictionaries: they do not travel well."""
+    table = pa.table(data) if isinstance(data, pa.RecordBatch) else data
+    columns = [
+        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        for column in table.columns
+    ]
+    return pa.table(columns, names=table.schema.names).combine_chunks()
+
+
+def _slices(data: pa.Table, target: Route, *, whole: bool) -> list[pa.RecordBatch]:
+    rows = data if whole else data.take(pa.array(target.positions))
+    batches: list[pa.RecordBatch] = rows.combine_chunks().to_batches(_ROWS_PER_MESSAGE)
+    return batches
+
+
+def _of_writer(writer: Writer | None) -> dict[str, Any]:
+    return {} if writer is None else {"writer": writer.owner, "epoch": writer.epoch}
+
+
+def _result(row: Sequence[int]) -> PutResult:
+    base, end, repeated = row
+    return PutResult(base_offset=base, end_offset=end, repeated=bool(repeated))
+
+
+def _mode(mode: AggMode) -> AggMode:
+    try:
+        return AggMode(mode)
+    except ValueError:
+        names = ", ".join(f"{known.name} = {known.value}" for known in AggMode)
+        raise InvalidInput(f"unknown agg mode {mode!r}; use one of {names}") from None
+
+
+def _isolation(isolation: str) -> str:
+    if isolation not in (COMMITTED, LATEST):
+        raise InvalidInput(f"isolation is 'committed' or 'latest', not {isolation!r}")
+    return isolation

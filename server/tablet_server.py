@@ -1,0 +1,303 @@
+"""A tablet server: its place in the cluster, the buckets it leads, and the calls it answers."""
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from locks import CoordinationError, Coordinator, Server, ZooKeeperStore
+from locks.catalog import create_if_missing
+from merge_engine import InvalidInput, TallybookError, open_storage
+from merge_engine.storage import local_directory
+from recovery.errors import NotLeader
+from server.config import ServerConfig
+from server.hosting import Hosting
+from server.leadership import Leadership
+from server.limits import Admission
+from server.metrics import Labels, Metrics
+from server.metrics_endpoint import MetricsEndpoint
+from server.security import Gate, check_certificate
+from server.service import TabletService
+
+logger = logging.getLogger(__name__)
+
+STORAGE = "/storage"
+_RECONNECT_S = 0.2
+_STOP_DEADLINE_S = 30.0
+_CLOSE_DEADLINE_S = 5.0
+
+
+class TabletServer:
+    """Serves from `start` to `stop`, in one ZooKeeper session after the other.
+
+    A session that is lost ends everything that rested on it: nothing is answered, all buckets are
+    closed, and the server joins the cluster anew under another name.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._logs = _absolute(config.logs)
+        storage = open_storage(self._logs, **config.storage_settings)
+        self._hosting = Hosting(storage, config.views, config.options)
+        self._admission = Admission(config.limits)
+        self._metrics = Metrics()
+        self._store: ZooKeeperStore | None = None
+        self._coordinator: Coordinator | None = None
+        self._server: Server | None = None
+        self._leadership: Leadership | None = None
+        self._stopping = threading.Event()
+        self._joined = threading.Event()
+        self._failed: Exception | None = None
+        self._since = time.time()
+        self._service = self._create_service()
+        self._thread = threading.Thread(target=self._run, name="tallybook-session", daemon=True)
+        self._endpoint: MetricsEndpoint | None = None
+
+    # --- From start to stop ---------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as clients are told."""
+        return f"{self._config.host}:{self._service.port}"
+
+    @property
+    def metrics_address(self) -> str | None:
+        """Where Prometheus finds the metrics."""
+        return None if self._endpoint is None else self._endpoint.address
+
+    @property
+    def hosting(self) -> Hosting:
+        """The buckets that are served here."""
+        return self._hosting
+
+    def start(self, deadline_s: float = 60.0) -> "TabletServer":
+        """Join the cluster; returns when the server is known to it, before its buckets are open."""
+        if self._config.metrics_port is not None:
+            self._endpoint = MetricsEndpoint(self._metrics, self._config)
+        self._thread.start()
+        if not self._joined.wait(deadline_s) or self._failed is not None:
+            self.stop()
+            raise self._failed or InvalidInput(
+                f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s"
+            )
+        return self
+
+    def stop(self) -> None:
+        """Finish what is in flight, refuse what comes, hand over. Stopping twice is fine."""
+        if self._stopping.is_set():
+            return
+        if not self._admission.close(_STOP_DEADLINE_S):
+            logger.warning("puts are still under way after %g s", _STOP_DEADLINE_S)
+        self._stopping.set()
+        leadership = self._leadership
+        if leadership is not None:
+            leadership.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._hosting.close_all()
+        # It waits for calls without end, and a caller can keep one open for as long as it likes.
+        closing = threading.Thread(target=self._service.shutdown, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_DEADLINE_S)
+        if closing.is_alive():
+            logger.warning("calls are still open after %g s; leaving them", _CLOSE_DEADLINE_S)
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def wait(self) -> None:
+        """Return when the server has stopped."""
+        self._service.wait()
+
+    def __enter__(self) -> "TabletServer":
+        return self.start()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._join()
+                assert self._leadership is not None
+                self._leadership.run()
+            except (CoordinationError, TallybookError) as exc:
+                if isinstance(exc, InvalidInput) or not self._joined.is_set():
+                    self._failed = exc
+                    self._joined.set()
+                    self._leave()
+                    return
+                logger.warning("left the cluster: %s", exc)
+            except Exception:
+                logger.exception("left the cluster")
+            self._leave()
+            self._stopping.wait(_RECONNECT_S)
+
+    def _join(self) -> None:
+        config = self._config
+        store = ZooKeeperStore(
+            config.zookeeper,
+            session_timeout_s=config.session_timeout_s,
+            credentials=config.credentials,
+        )
+        self._store = store
+        coordinator = Coordinator(store)
+        self._check_storage(store)
+        server = coordinator.register_server(self.address)
+        self._coordinator, self._server = coordinator, server
+        self._leadership = Leadership(coordinator, server, self._hosting)
+        logger.info("joined as %s on %s", server.name, self.address)
+        self._joined.set()
+
+    def _leave(self) -> None:
+        """Close everything that rested on the session, before there is another one."""
+        self._server = None
+        leadership, self._leadership = self._leadership, None
+        if leadership is not None:
+            leadership.close()
+        self._hosting.close_all()
+        self._coordinator = None
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _check_storage(self, store: ZooKeeperStore) -> None:
+        """All servers of a cluster have one log storage: in another one they would find nothing."""
+        create_if_missing(store, 30.0, STORAGE, self._logs.encode())
+        node = store.read(STORAGE)
+        known = node.data.decode() if node is not None else self._logs
+        if known != self._logs:
+            raise InvalidInput(
+                f"the logs of this cluster are in {known}, and this server was told {self._logs}; "
+                "give all servers the same"
+            )
+
+    def _create_service(self) -> TabletService:
+        config = self._config
+        security: dict[str, Any] = {}
+        scheme = "grpc"
+        if config.tls_certificate is not None and config.tls_key is not None:
+            scheme = "grpc+tls"
+            check_certificate(config.tls_certificate, config.tls_key)
+            security["tls_certificates"] = [
+                (config.tls_certificate.read_bytes(), config.tls_key.read_bytes())
+            ]
+        security["middleware"] = {"gate": Gate(config.token)}
+        self._metrics.gauge("buckets_led", lambda: {(): len(self._hosting.led())})
+        self._metrics.gauge("puts_in_flight", lambda: {(): self._admission.puts})
+        self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
+        self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
+        self._metrics.gauge("log_end_offset", self._end_offsets)
+        self._metrics.gauge("owner_epoch", self._owner_epochs)
+        try:
+            return TabletService(
+                f"{scheme}://{config.host}:{config.port}",
+                self._hosting,
+                self._admission,
+                self._metrics,
+                self,
+                lookup_max_keys=config.limits.lookup_max_keys,
+                status=self.status,
+                **security,
+            )
+        except pa.ArrowException as exc:  # It does not say why.
+            raise InvalidInput(
+                f"cannot listen on {config.host}:{config.port}: no address of this machine, or "
+                "the port is taken"
+            ) from exc
+
+    # --- The session, as the service asks for it ------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the session node; NotLeader if there is none at the moment."""
+        self.check()
+        assert self._server is not None
+        return self._server.name
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator, over this session."""
+        coordinator = self._coordinator
+        if coordinator is None:
+            raise self._outside()
+        return coordinator
+
+    def check(self) -> None:
+        """Raise NotLeader while the connection to ZooKeeper is down: others may lead by now."""
+        store = self._store
+        if self._server is None or store is None or not store.connected:
+            raise self._outside()
+
+    def look_again(self) -> None:
+        """Say that leads may have changed."""
+        leadership = self._leadership
+        if leadership is not None:
+            leadership.look_again()
+
+    def _outside(self) -> NotLeader:
+        return NotLeader("this server has lost touch with ZooKeeper and leads nothing; ask again")
+
+    # --- What people ask ------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return counters and buckets, for people and the command line."""
+        buckets = [
+            {
+                "bucket": str(key),
+                "table": self._table_name(key.table_id),
+                "term": led.term,
+                "start_offset": led.bucket.start_offset,
+                "end_offset": led.bucket.end_offset,
+                "owners": led.owners(),
+            }
+            for key, led in sorted(self._hosting.led().items())
+        ]
+        server = self._server
+        return {
+            "address": self.address,
+            "pid": os.getpid(),
+            "session": server.name if server is not None else None,
+            "uptime_s": round(time.time() - self._since, 1),
+            "metrics_address": self.metrics_address,
+            "buckets": buckets,
+            "metrics": self._metrics.values(),
+        }
+
+    def _table_name(self, table_id: int) -> str:
+        try:
+            return self._hosting.table(table_id).name
+        except NotLeader:
+            return f"#{table_id}"
+
+    def _end_offsets(self) -> dict[Labels, float]:
+        return {
+            (("bucket", str(key)), ("table", self._table_name(key.table_id))): led.bucket.end_offset
+            for key, led in self._hosting.led().items()
+        }
+
+    def _owner_epochs(self) -> dict[Labels, float]:
+        return {
+            (
+                ("bucket", str(key)),
+                ("owner", owner),
+                ("table", self._table_name(key.table_id)),
+            ): epoch
+            for key, led in self._hosting.led().items()
+            for owner, epoch in led.owners().items()
+        }
+
+
+def _absolute(location: str) -> str:
+    """Return a directory as an absolute path, so that all servers mean the same; URLs as is."""
+    directory = local_directory(location)
+    return location if directory is None else str(Path(directory).resolve())

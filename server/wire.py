@@ -1,0 +1,261 @@
+"""What goes over the network, besides Arrow's own streams.
+
+A request is a JSON object: the command of a Flight descriptor, a ticket, or the body of an action.
+Where batches go with it, in look-ups, both are framed: the length of the JSON (u32, little-endian),
+the JSON, and an Arrow IPC stream. A put is a Flight stream: batches, each with the number of its
+bucket in the request as metadata, and then a message without a batch, with row count and checksum.
+An error is a Flight error whose `extra_info` names its class.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import xxhash
+from pyarrow import flight
+
+import locks
+import merge_engine
+from recovery.errors import WriterRefused
+from server.errors import AccessRefused, BadRequest, Overloaded, ServerFailed
+
+FORMAT = 1
+LONGEST_REQUEST = 8 << 20
+LONGEST_TEXT = 1_000
+# Errors travel as HTTP headers, and gRPC drops answers whose headers are above 8 KiB.
+_LONGEST_MESSAGE, _END_OF_MESSAGE = 900, 250
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_LENGTH = struct.Struct("<I")
+_ROOTS = (merge_engine.TallybookError, locks.CoordinationError)
+
+Kind = TypeVar("Kind")
+
+
+def _errors() -> dict[str, type[Exception]]:
+    """All our error classes by module and name; only those are made from what a peer says."""
+    found: dict[str, type[Exception]] = {}
+    waiting: list[type[Exception]] = [*_ROOTS, WriterRefused]
+    while waiting:
+        kind = waiting.pop()
+        found[_name(kind)] = kind
+        waiting += kind.__subclasses__()
+    return found
+
+
+def _name(kind: type[Exception]) -> str:
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+
+
+def to_flight_error(error: Exception) -> flight.FlightError:
+    """Return an error as Flight carries it; the class goes along by name."""
+    message = readable(str(error))
+    fields = {"error": _name(type(error)), "message": message}
+    info = json.dumps(fields, ensure_ascii=False).encode()
+    if isinstance(error, AccessRefused):
+        return flight.FlightUnauthenticatedError(message, info)
+    if isinstance(error, Overloaded):
+        return flight.FlightUnavailableError(message, info)
+    return flight.FlightServerError(message, info)
+
+
+def readable(text: str) -> str:
+    """Return a message for people, whatever a peer put into it: printable, and not too long.
+
+    The middle goes first: what happened is at the beginning, what to do at the end.
+    """
+    data = "".join(sign if sign.isprintable() else "?" for sign in text).encode()
+    if len(data) <= _LONGEST_MESSAGE:
+        return data.decode()
+    end = data[-_END_OF_MESSAGE:].decode(errors="ignore")
+    return data[: _LONGEST_MESSAGE - _END_OF_MESSAGE].decode(errors="ignore") + " ... " + end
+
+
+def from_flight_error(error: flight.FlightError) -> Exception | None:
+    """Return the error that the server raised; None if it is not one of ours: the network's."""
+    try:
+        info = json.loads(error.extra_info or b"")
+        kind, message = _errors().get(info["error"], ServerFailed), str(info["message"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return kind(message)
+
+
+def encode(fields: dict[str, Any]) -> bytes:
+    """Return a request or an answer without batches."""
+    return json.dumps({"format": FORMAT, **fields}, separators=(",", ":")).encode()
+
+
+def decode(data: bytes | pa.Buffer) -> "Fields":
+    """Return the fields; BadRequest for what is none."""
+    if len(data) > LONGEST_REQUEST:
+        raise BadRequest(f"a request of {len(data):,} bytes; the limit is {LONGEST_REQUEST:,}")
+    try:
+        fields = json.loads(bytes(data))
+    except (ValueError, RecursionError) as exc:
+        raise BadRequest(f"a request that is not JSON: {exc}") from exc
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise BadRequest(
+            f"a request that is not of format {FORMAT}: client and server are of different releases"
+        )
+    return Fields(fields)
+
+
+class Fields:
+    """The fields of a request, each read with the type that it must have."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def __contains__(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of them, as they came."""
+        return {name: value for name, value in self._fields.items() if name != "format"}
+
+    def get(self, name: str, kind: type[Kind]) -> Kind:
+        """Return a field; BadRequest if it is missing or of another type."""
+        value = self._fields.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+            raise BadRequest(f"a request without {_KINDS.get(kind, kind.__name__)} as `{name}`")
+        if isinstance(value, int) and not _is_number(value):
+            raise BadRequest(f"a request whose `{name}` is no number of 64 bits")
+        if isinstance(value, str) and not _is_text(value):
+            raise BadRequest(
+                f"a request whose `{name}` is longer than {LONGEST_TEXT:,} or no Unicode text"
+            )
+        return value
+
+    def optional(self, name: str, kind: type[Kind]) -> Kind | None:
+        """Return a field, or None if it is not there."""
+        return self.get(name, kind) if name in self else None
+
+    def integers(self, name: str) -> list[int]:
+        """Return a list of whole numbers."""
+        values: list[Any] = self.get(name, list)
+        if not all(map(_is_number, values)):
+            raise BadRequest(f"a request whose `{name}` are not whole numbers of 64 bits")
+        return values
+
+    def rows(self, name: str, width: int) -> list[list[int]]:
+        """Return a list of lists of so many whole numbers."""
+        rows: list[Any] = self.get(name, list)
+        for row in rows:
+            good = isinstance(row, list) and len(row) == width
+            if not good or not all(map(_is_number, row)):
+                raise BadRequest(
+                    f"a request whose `{name}` are not {width} whole numbers of 64 bits each"
+                )
+        return rows
+
+    def texts(self, name: str) -> list[str] | None:
+        """Return a list of texts, or None if it is not there."""
+        if name not in self:
+            return None
+        values: list[Any] = self.get(name, list)
+        if not all(map(_is_text, values)):
+            raise BadRequest(f"a request whose `{name}` are not texts of at most {LONGEST_TEXT:,}")
+        return values
+
+
+_KINDS: dict[type, str] = {int: "a whole number", str: "a text", list: "a list"}
+
+
+def _is_number(value: object) -> bool:
+    """Whether this is a whole number that the formats of logs and records can hold."""
+    return type(value) is int and _LEAST <= value <= _MOST
+
+
+def _is_text(value: object) -> bool:
+    """Whether this is a text that can be written down: JSON lets half of a character pass."""
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
+        return False
+    return not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
+def frame(
+    fields: dict[str, Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> pa.Buffer:
+    """Return fields and batches as one body."""
+    header = encode(fields)
+    sink = pa.BufferOutputStream()
+    sink.write(_LENGTH.pack(len(header)))
+    sink.write(header)
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def unframe(body: pa.Buffer) -> tuple[Fields, Sequence[pa.RecordBatch]]:
+    """Return the fields and batches of a body; BadRequest for what is none."""
+    if len(body) < _LENGTH.size:
+        raise BadRequest(f"a request of {len(body)} bytes is cut short")
+    (length,) = _LENGTH.unpack(body[: _LENGTH.size].to_pybytes())
+    if _LENGTH.size + length > len(body):
+        raise BadRequest(f"a request of {len(body)} bytes whose header alone has {length:,}")
+    fields = decode(body[_LENGTH.size : _LENGTH.size + length])
+    try:
+        with pa.ipc.open_stream(body[_LENGTH.size + length :]) as reader:
+            batches = list(reader)
+        for batch in batches:
+            batch.validate(full=True)
+    except (pa.ArrowException, OSError) as exc:
+        raise BadRequest(f"a request whose batches cannot be read: {exc}") from exc
+    return fields, batches
+
+
+def check_plain(schema: pa.Schema) -> None:
+    """Raise BadRequest for dictionaries: they come in messages that no limit of ours sees."""
+    waiting = [field.type for field in schema]
+    while waiting:
+        kind = waiting.pop()
+        if isinstance(kind, pa.BaseExtensionType):
+            waiting.append(kind.storage_type)
+        elif pa.types.is_dictionary(kind):
+            raise BadRequest("a put of dictionaries; send their values")
+        else:
+            waiting += [kind.field(at).type for at in range(kind.num_fields)]
+
+
+class Checksum:
+    """Of the batches of a put, in order: the same on both sides of the network."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_64()
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> pa.Buffer:
+        """Take another batch in. Serialised, it is the same bytes whatever its buffers were."""
+        data = batch.serialize()
+        self._hash.update(data)
+        self.rows += batch.num_rows
+        return data
+
+    def take(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        """Take in a batch that arrived; return it in memory of its own, and how much that is.
+
+        As it arrived, it may keep any amount: a message can have far more in it than its batch.
+        Where the values are is checked here; what they are, by `validate(full=True)`.
+        """
+        try:
+            batch.validate()
+            data = self.add(batch)
+            return pa.ipc.read_record_batch(data, batch.schema), data.size
+        except pa.ArrowException as exc:
+            raise BadRequest(f"a put whose batches are damaged: {exc}") from exc
+
+    def closing(self) -> bytes:
+        """Return the closing message of a put."""
+        return encode({"rows": self.rows, "checksum": self._hash.hexdigest()})
+
+    def check(self, closing: Fields) -> None:
+        """Raise BadRequest unless this is what the sender sent."""
+        rows, checksum = closing.get("rows", int), closing.get("checksum", str)
+        if (rows, checksum) != (self.rows, self._hash.hexdigest()):
+            raise BadRequest(
+                f"a put of {rows:,} rows of which {self.rows:,} arrived, or arrived damaged; "
+                "nothing was written, send it again"
+            )

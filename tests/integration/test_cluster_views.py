@@ -1,0 +1,253 @@
+"""What a tablet server sees of its cluster, on both stores, and when it is told to look again."""
+
+import json
+import threading
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from locks import (
+    BucketKey,
+    Coordinator,
+    EmbeddedZooKeeper,
+    LeadKey,
+    SessionLost,
+    Table,
+    UnknownTable,
+)
+from locks.paths import table_path
+from locks.store import ANY_VERSION, Create, Write
+from locks.zookeeper import READS_AT_ONCE
+from tests.coordinators import DEFINITION, LATER, Cluster, ready
+from tests.integration.coordination.conftest import cluster, coordinator, table, zookeeper
+from tests.zookeeper_proxy import Proxy
+from tests.zookeeper_server import chroot, session, wait_until
+
+__all__ = ["cluster", "coordinator", "table", "zookeeper"]  # Fixtures, used by name.
+
+
+def test_former_schemas_are_kept_oldest_first(
+    cluster: Cluster, coordinator: Coordinator, table: Table
+) -> None:
+    assert table.definition.former == ()
+    for version in ("1", "2"):
+        definition = table.definition
+        former = (*definition.former, definition.schema)
+        table = coordinator.alter_table(table, replace(definition, schema=version, former=former))
+    found = cluster.coordinator().table("customers")
+    assert found == table
+    assert (found.definition.former, found.definition.schema) == (("{}", "1"), "2")
+
+
+def test_a_definition_without_former_schemas_has_none(
+    coordinator: Coordinator, table: Table
+) -> None:
+    path = table_path(table.table_id)
+    node = coordinator.store.read(path)
+    assert node is not None
+    fields = json.loads(node.data)
+    assert fields.pop("former") == []
+    coordinator.store.transact([Write(path, json.dumps(fields).encode(), ANY_VERSION)])
+    assert coordinator.table("customers").definition == DEFINITION
+
+
+def test_tables_are_listed_in_the_order_of_their_ids(
+    cluster: Cluster, coordinator: Coordinator
+) -> None:
+    assert coordinator.list_tables_by_id() == []
+    tables = [coordinator.create_table(f"t{20 - number}", DEFINITION) for number in range(12)]
+    tables[3] = coordinator.alter_table(tables[3], replace(DEFINITION, buckets=9))
+    coordinator.drop_table(tables.pop(5))
+    assert cluster.coordinator().list_tables_by_id() == tables
+
+
+def test_one_record_is_read_as_it_is_now(
+    cluster: Cluster, coordinator: Coordinator, table: Table
+) -> None:
+    other = cluster.coordinator()
+    assert other.record(table, "etl-1") is None
+    lock = ready(coordinator, table, "etl-1", "orders")
+    for batch in range(3):
+        lock.commit(batch, LATER, [])
+        assert other.record(table, "etl-1") == lock.record
+    assert other.record(table, "etl-2") is None
+    coordinator.drop_table(table, force=True)
+    assert other.record(table, "etl-1") is None
+
+
+# Many reads at once
+
+
+def test_many_nodes_are_read_in_their_order_and_missing_ones_are_none(
+    coordinator: Coordinator,
+) -> None:
+    store, numbers = coordinator.store, range(READS_AT_ONCE + 20)
+    store.transact([Create("/p", b"")])
+    store.transact([Create(f"/p/{number}", b"%d" % number) for number in numbers if number % 3])
+    nodes = store.read_many([f"/p/{number}" for number in numbers])
+    assert [None if node is None else int(node.data) for node in nodes] == [
+        number if number % 3 else None for number in numbers
+    ]
+    assert store.read_many([]) == []
+    assert store.read_many(["/p/1", "/p/1"]) == [store.read("/p/1")] * 2
+    store.close()
+    with pytest.raises(SessionLost):
+        store.read_many(["/p/1"])
+
+
+def test_reads_that_are_cut_off_are_sent_again(zookeeper: EmbeddedZooKeeper) -> None:
+    root = chroot(zookeeper)
+    paths = [f"/p/{number}" for number in range(READS_AT_ONCE)]
+    with (
+        Proxy(zookeeper) as proxy,
+        session(proxy.address + root.removeprefix(zookeeper.address)) as store,
+    ):
+        store.transact([Create("/p", b""), *(Create(path, path.encode()) for path in paths)])
+        rounds, ended = 0, threading.Event()
+
+        def read() -> None:
+            nonlocal rounds
+            while not ended.is_set():
+                nodes = store.read_many(paths)
+                assert [node and node.data.decode() for node in nodes] == paths
+                rounds += 1
+
+        def is_ahead(of: int) -> bool:
+            return rounds > of or not reader.is_alive()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for cuts in range(1, 6):
+                wait_until(partial(is_ahead, cuts), "a round of reads")
+                proxy.refuse()
+                proxy.accept()
+        finally:
+            ended.set()
+            reader.join()
+        assert rounds > 5
+
+
+# Watching
+
+
+class Follower:
+    """Reads the whole cluster again when it is told to, and never otherwise."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._told = threading.Event()
+        self._seen: object = None
+        coordinator.watch_cluster(self._told.set)
+
+    def follow(self, truth: Coordinator) -> None:
+        """Wait until it has been told to look at what there is."""
+        expected = state_of(truth)
+        wait_until(lambda: self._look_if_told() == expected, "the follower to be told")
+
+    def _look_if_told(self) -> object:
+        if self._told.is_set():
+            self._told.clear()
+            self._seen = state_of(self._coordinator)
+        return self._seen
+
+
+def state_of(coordinator: Coordinator) -> object:
+    tables = coordinator.list_tables_by_id()
+    partitions = {}
+    for one in tables:
+        try:
+            partitions[one.name] = coordinator.partitions(one)
+        except UnknownTable:
+            continue
+    return coordinator.list_servers(), tables, partitions, coordinator.leaders()
+
+
+def test_who_looks_again_when_told_sees_all_that_matters(
+    cluster: Cluster, coordinator: Coordinator, table: Table
+) -> None:
+    follower = Follower(cluster.coordinator())
+
+    def follows() -> None:
+        follower.follow(coordinator)
+
+    follows()
+    acting = cluster.coordinator()
+    server = acting.register_server("127.0.0.1:1")
+    follows()
+    key = LeadKey(table.table_id, BucketKey(0, 0))
+    for _ in range(2):
+        acting.take_lead(server, [key])
+        follows()
+        acting.give_up_lead(server, [key])
+        follows()
+    late = acting.create_table("late", DEFINITION)
+    follows()
+    for one in (table, late):
+        for number in range(3):
+            acting.create_partition(one, b"%d" % number)
+            follows()
+        acting.drop_partition(one, b"0")
+        follows()
+        for buckets in (5, 6):
+            altered = acting.table_by_id(one.table_id)
+            acting.alter_table(altered, replace(DEFINITION, buckets=buckets))
+            follows()
+    acting.drop_table(late)
+    follows()
+    again = acting.create_table("late", DEFINITION)
+    follows()
+    acting.create_partition(again, b"x")
+    follows()
+    acting.take_lead(server, [key])
+    follows()
+    acting.store.close()
+    follows()
+    assert coordinator.leaders() == {}
+
+
+def test_nobody_is_told_of_what_a_writer_does(
+    cluster: Cluster, coordinator: Coordinator, table: Table
+) -> None:
+    """A commit is no change of the cluster: it would wake every server, many times a second."""
+    calls: list[None] = []
+    watching = cluster.coordinator()
+    watching.watch_cluster(lambda: calls.append(None))
+    # At once for servers, leaders and tables, then for the table's definition and partitions.
+    wait_until(lambda: len(calls) == 5, "the table to be watched")
+    lock = ready(coordinator, table, "etl-1", "orders")
+    for batch in range(3):
+        lock.commit(batch, LATER, [])
+    lock.release()
+    watching.store.sync()
+    assert len(calls) == 5
+
+
+def test_tables_that_appear_all_at_once_are_all_watched(
+    cluster: Cluster, coordinator: Coordinator
+) -> None:
+    follower = Follower(cluster.coordinator())
+    tables = [coordinator.create_table(f"t{number}", DEFINITION) for number in range(20)]
+    for one in tables:
+        coordinator.create_partition(one, b"a")
+    follower.follow(coordinator)
+    coordinator.create_partition(tables[-1], b"b")
+    follower.follow(coordinator)
+
+
+def test_a_watch_survives_a_connection_that_is_cut(zookeeper: EmbeddedZooKeeper) -> None:
+    root = chroot(zookeeper)
+    with (
+        Proxy(zookeeper) as proxy,
+        session(proxy.address + root.removeprefix(zookeeper.address)) as ours,
+        session(root) as theirs,
+    ):
+        follower, acting = Follower(Coordinator(ours)), Coordinator(theirs)
+        for number in range(3):
+            proxy.refuse()
+            table = acting.create_table(f"t{number}", DEFINITION)
+            proxy.accept()
+            for key in (b"a", b"b"):
+                acting.create_partition(table, key)
+                follower.follow(acting)

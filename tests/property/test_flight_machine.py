@@ -1,0 +1,30 @@
+"""The table machine once more, with everything that it writes and reads going over Flight."""
+
+import os
+from typing import cast
+
+from hypothesis import HealthCheck, settings
+
+from merge_engine.table import Table
+from tests.property.test_table_machine import TableMachine
+from tests.property.through_flight import ThroughFlight
+
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "16"))
+
+
+class FlightMachine(TableMachine):
+    """The same rules and the same model."""
+
+    def open(self) -> None:
+        super().open()
+        self.table = cast(Table, ThroughFlight(self.table))
+
+
+TestFlightMachine = FlightMachine.TestCase
+TestFlightMachine.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,350 @@
+"""Committed reads of a bucket against a list of what was committed, in the manner of the protocol.
+
+Owners acquire (by the rules of `locks`), write, commit, prepare, expire, are taken over and have
+their work undone or rolled forward; some of it happens while a reader reads the records. Whatever a
+reader sees must be what the batches committed by then made of the table, and every scan, continued
+with the committed changes from its offset on, must arrive at the final table.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from locks.acquisition import plan_acquisition, rivals_of
+from locks.offsets import BucketKey, Offsets
+from locks.records import DebtKind, LockRecord, Prepared, check_record
+from locks.records import Token as LockToken
+from merge_engine.bucket import Bucket, PutResult
+from merge_engine.options import BucketOptions
+from merge_engine.segment import Segment, SegmentKind, Token
+from recovery.isolation import committed_changes, last_stable_offset
+from recovery.isolation_lookup import committed_lookup
+from tests.conftest import BucketFactory, batch, rows_of, schema_of
+
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "32"))
+HERE = BucketKey(0, 0)
+KEYS = range(4)
+SUMS = schema_of(**dict.fromkeys("abc", (pa.int64(), "sum")))
+K = SUMS.column("k").id
+NAMES = {column.id: column.name for column in SUMS.value_columns}
+IDS = {name: column for column, name in NAMES.items()}
+WANTS = {"x": ("a", "ab"), "y": ("bc", "b"), "z": ("c", "ac", "abc")}
+
+Cells = dict[tuple[int, str], int]
+Rows = dict[int, int | None]
+"""What a batch does per key: an amount for each of its columns, or None for a delete."""
+Action = tuple[str, str, int, Rows]
+
+
+@dataclass
+class Work:
+    """A batch in the log: its columns get the amounts, from this offset on."""
+
+    owner: str
+    offset: int
+    columns: Sequence[str]
+    rows: Rows
+    committed: bool
+
+
+def fold(work: Iterable[Work], before: int) -> Cells:
+    """Return what these batches make of the table, as far as they were written before an offset."""
+    cells: Cells = {}
+    for part in (part for part in work if part.offset < before):
+        for key, amount in part.rows.items():
+            for column in part.columns:
+                if amount is None:
+                    cells.pop((key, column), None)
+                else:
+                    cells[key, column] = cells.get((key, column), 0) + amount
+    return cells
+
+
+def replay(cells: Cells, segments: Iterable[Segment]) -> Cells:
+    """Return the table after these changes."""
+    cells = dict(cells)
+    for segment in segments:
+        for column, change in segment.changes.items():
+            keys, after = segment.keys[K].to_pylist(), change.after.to_pylist()
+            for key, touched, value in zip(keys, change.touched_after, after, strict=True):
+                cells.pop((key, NAMES[column]), None)
+                if touched:
+                    cells[key, NAMES[column]] = value
+    return cells
+
+
+STEPS = ["write"] * 4 + ["commit"] * 2 + ["prepare", "apply", "finish", "acquire", "acquire"]
+STEPS += ["pay", "ready", "ready", "expire", "release"]
+
+
+def actions(names: Sequence[str] = (*STEPS, "restart", "restart")) -> st.SearchStrategy[Action]:
+    rows = st.dictionaries(
+        st.sampled_from(KEYS), st.none() | st.integers(-3, 9), min_size=1, max_size=3
+    )
+    owners = st.sampled_from(sorted(WANTS))
+    return st.tuples(st.sampled_from(names), owners, st.integers(0, 2), rows)
+
+
+class IsolationMachine(RuleBasedStateMachine):
+    """One bucket, its lock records, and readers that come at any time."""
+
+    bucket: Bucket
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="tallybook-isolation-"))
+        self.buckets = BucketFactory(self.directory)
+        self.records: dict[str, LockRecord] = {}
+        self.expired: set[str] = set()
+        self.work: list[Work] = []
+        self.prepared: dict[str, Work] = {}
+        self.base: Cells = {}  # The table at the start of the log.
+        self.scans: list[tuple[int, Cells]] = []
+        self.stable = 0
+        self.epoch = 0
+        self.batches = 0
+
+    @initialize(undo_max_bytes=st.sampled_from([30, 1 << 20]))
+    def open(self, undo_max_bytes: int) -> None:
+        self.options = BucketOptions(undo_max_bytes=undo_max_bytes)
+        self.bucket = self.buckets(SUMS, options=self.options)
+        for owner in ("x", "y"):
+            self.acquire(owner, WANTS[owner][0])
+            self.ready(owner)
+
+    # --- What owners do: nothing, if it is not their turn ---------------------------------------
+
+    def do(self, action: Action) -> None:
+        name, owner, number, rows = action
+        record = self.records.get(owner, LockRecord())
+        pending = any(part.owner == owner and not part.committed for part in self.tail(record))
+        if name == "acquire":
+            self.acquire(owner, WANTS[owner][number % len(WANTS[owner])])
+        elif name == "restart":
+            self.do(("acquire", owner, number, {}))
+            self.do(("ready", owner, number, {}))
+        elif name == "expire" and record.held:
+            self.expired.add(owner)
+        elif record.held and not record.ready and name in ("pay", "ready"):
+            self.pay(record, number) if name == "pay" else self.ready(owner)
+        elif record.ready and record.prepared is not None:
+            if name in ("apply", "finish"):
+                self.apply(record.prepared)
+            if name == "finish":
+                self.committed(owner, batch=record.prepared.token.batch)
+        elif record.ready and name == "write":
+            columns = sorted(NAMES[column] for column in record.columns)[: number or None]
+            self.write(Work(owner, self.bucket.end_offset, columns, rows, False))
+        elif record.ready and name == "commit":
+            self.committed(owner, batch=record.batch + 1)
+        elif record.ready and name == "prepare" and not pending:
+            token = LockToken(record.epoch, record.batch + 1)
+            location = f"{owner}/{token}"
+            columns = [NAMES[column] for column in record.columns]
+            self.prepared[location] = Work(owner, 0, columns, rows, True)
+            self.change(owner, prepared=Prepared(token, location))
+        elif record.ready and name == "release" and not pending:
+            self.records[owner] = record.given_up()
+
+    def tail(self, record: LockRecord) -> list[Work]:
+        return [part for part in self.work if part.offset >= record.offsets.get(HERE, 0)]
+
+    def change(self, owner: str, **changes: Any) -> None:
+        self.records[owner] = replace(self.records[owner], **changes)
+        check_record(self.records[owner])
+        self.expired.discard(owner)
+
+    def acquire(self, owner: str, names: str) -> None:
+        columns = frozenset(IDS[name] for name in names)
+        if not self.expired.issuperset(rivals_of(owner, columns, self.records)):
+            return
+        self.epoch += 1
+        made = plan_acquisition(
+            owner,
+            columns,
+            self.records,
+            epoch=self.epoch,
+            ttl_ms=1,
+            query_id="",
+            stamp=bytes(16),
+        )
+        self.records |= {owner: made.record, **made.taken_over}
+        self.expired -= {owner, *made.taken_over}
+
+    def pay(self, record: LockRecord, count: int) -> None:
+        for debt in record.debts[:count]:
+            if debt.kind is DebtKind.UNDO:
+                names = [NAMES[column] for column in debt.columns]
+                self.bucket.undo(debt.owner, names, debt.offsets.get(HERE, 0))
+            else:
+                assert debt.prepared is not None
+                self.apply(debt.prepared)
+
+    def ready(self, owner: str) -> None:
+        self.pay(self.records[owner], len(self.records[owner].debts))
+        undone = {
+            debt.owner: debt.offsets.get(HERE, 0)
+            for debt in self.records[owner].debts
+            if debt.kind is DebtKind.UNDO
+        }
+        self.work = [
+            part
+            for part in self.work
+            if part.committed or part.offset < undone.get(part.owner, part.offset + 1)
+        ]
+        self.change(owner, ready=True, debts=(), offsets=Offsets({HERE: self.bucket.end_offset}))
+
+    def committed(self, owner: str, batch: int) -> None:
+        for part in self.work:
+            part.committed |= part.owner == owner
+        offsets = Offsets({HERE: self.bucket.end_offset})
+        self.change(owner, batch=batch, offsets=offsets, prepared=None)
+
+    def write(self, work: Work) -> None:
+        self.batches += 1
+        self.put(work, Token(self.epoch, 1000 + self.batches))
+        self.work.append(work)
+
+    def apply(self, prepared: Prepared) -> None:
+        work = replace(self.prepared[prepared.location], offset=self.bucket.end_offset)
+        if not self.put(work, Token(*prepared.token)).repeated:
+            self.work.append(work)
+
+    def put(self, work: Work, token: Token) -> PutResult:
+        operations = ["delete" if amount is None else "upsert" for amount in work.rows.values()]
+        amounts = [amount or 0 for amount in work.rows.values()]
+        return self.bucket.put(
+            batch(k=list(work.rows), op=operations, **dict.fromkeys(work.columns, amounts)),
+            operation_column="op",
+            owner=work.owner,
+            token=token,
+        )
+
+    # --- Readers --------------------------------------------------------------------------------
+
+    def reading(self, before: list[Action], after: list[Action]) -> Callable[[], Any]:
+        """Return what reads the records while owners go on; it keeps what is committed then."""
+
+        def read() -> dict[str, LockRecord]:
+            for action in before:
+                self.do(action)
+            records = dict(self.records)
+            self.then = [replace(part) for part in self.work if part.committed]
+            for action in after:
+                self.do(action)
+            return records
+
+        return read
+
+    meanwhile = st.tuples(st.lists(actions(), max_size=4), st.lists(actions(), max_size=4))
+
+    @rule(several=st.lists(actions(), min_size=1, max_size=8))
+    def go_on(self, several: list[Action]) -> None:
+        for action in several:
+            self.do(action)
+
+    @rule(meanwhile=meanwhile)
+    def look_up(self, meanwhile: tuple[list[Action], list[Action]]) -> None:
+        end = self.bucket.end_offset
+        keys = [pa.array([*KEYS, 1], pa.int64())]
+        read = self.reading(*meanwhile)
+        found = committed_lookup(self.bucket, HERE, read, keys, SUMS.value_columns)
+        shown = {
+            (row["k"], name): row[name]
+            for row in found.to_pylist()
+            for name in IDS
+            if row[name] is not None
+        }
+        assert shown == fold(self.then, end)
+
+    @rule(meanwhile=meanwhile)
+    def scan(self, meanwhile: tuple[list[Action], list[Action]]) -> None:
+        stable = last_stable_offset(self.bucket, HERE, self.reading(*meanwhile))
+        assert stable >= self.stable
+        self.stable = stable
+        table = replay(self.base, self.bucket.read_log(self.bucket.start_offset, stable))
+        self.scans.append((stable, table))
+        assert table == fold(self.then, stable)
+
+    @precondition(lambda self: self.scans)
+    @rule(data=st.data(), meanwhile=meanwhile)
+    def follow(self, data: st.DataObject, meanwhile: tuple[list[Action], list[Action]]) -> None:
+        """Go on from a scan, in two steps; the table is the committed one at each hand-over."""
+        at = data.draw(st.integers(0, len(self.scans) - 1))
+        start, table = self.scans[at]
+        stop = data.draw(st.none() | st.integers(start, start + 9))
+        read = self.reading(*meanwhile)
+        first = committed_changes(self.bucket, HERE, read, start, stop)
+        table = replay(table, first)
+        following = next(self.bucket.headers(first.end), None)
+        if following is None or following.base_offset == first.end:  # Else it cuts a segment.
+            assert table == fold(self.then, first.end)
+        rest = committed_changes(self.bucket, HERE, self.reading([], []), first.end)
+        table = replay(table, rest)
+        assert not any(s.header.kind is SegmentKind.UNDO for s in (*first, *rest))
+        assert table == fold(self.then, rest.end)
+        self.scans[at] = (rest.end, table)
+
+    # --- The bucket -----------------------------------------------------------------------------
+
+    @rule(keep=st.integers(0, 2))
+    def clean(self, keep: int) -> None:
+        """Clean the log as far as the scans that are kept allow it."""
+        self.scans = self.scans[len(self.scans) - min(keep, len(self.scans)) :]
+        before = min([offset for offset, _ in self.scans], default=self.stable)
+        start = self.bucket.start_offset
+        dropped = list(self.bucket.read_log(start, max(before, start)))
+        self.bucket.clean(before)
+        ended = self.bucket.start_offset
+        self.base = replay(self.base, (s for s in dropped if s.header.end_offset <= ended))
+
+    @rule()
+    def reopen(self) -> None:
+        self.bucket.close()
+        self.bucket = self.buckets(SUMS, options=self.options)
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "bucket"):
+                self.check_the_end()
+        finally:
+            self.buckets.close()
+            shutil.rmtree(self.directory)
+
+    def check_the_end(self) -> None:
+        """Everything is taken over; then every scan, continued, arrives at the table."""
+        self.expired = set(self.records)
+        self.acquire("last", "abc")
+        self.ready("last")
+        end = self.bucket.end_offset
+        final = fold(self.work, end)
+        assert all(part.committed for part in self.work)
+        rows = {
+            (key, name): value
+            for key, row in rows_of(self.bucket).items()
+            for name, value in zip(IDS, row, strict=True)
+            if value is not None
+        }
+        assert rows == final
+        for start, table in self.scans:
+            changes = committed_changes(self.bucket, HERE, lambda: self.records, start)
+            assert (changes.end, replay(table, changes)) == (end, final)
+
+
+TestIsolationMachine = IsolationMachine.TestCase
+TestIsolationMachine.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
