@@ -1,5 +1,6 @@
 """All benchmarks, in the order in which they run. A new one is a function, and a line here."""
 
+from benchmarks.cluster import failover, flight_lookups, flight_puts
 from benchmarks.figure import Benchmark
 from benchmarks.large import large_table
 from benchmarks.locks import lock_commits
@@ -19,5 +20,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         undo,
         large_table,
         lock_commits,
+        flight_puts,
+        flight_lookups,
+        failover,
     )
 }

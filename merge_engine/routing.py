@@ -35,6 +35,8 @@ def route(schema: Schema, keys: Sequence[pa.Array], buckets: int) -> list[Route]
         encoded = _partition_keys(schema, keys).dictionary_encode()
         partitions = encoded.dictionary.to_pylist()
         partition = encoded.indices.to_numpy().astype(np.int64)
+    if size == 1:
+        return [Route(partitions[0], int(number[0]), np.zeros(1, np.int64))]
     target = partition * buckets + number
     order = np.argsort(target, kind="stable")
     bounds = np.flatnonzero(np.diff(target[order], prepend=-1))
@@ -54,6 +56,8 @@ def gather(
 
     Rows of no route are null.
     """
+    if len(routes) == 1 and len(routes[0].positions) == size:  # All of one bucket, in order.
+        return [found[0].column(column.name) for column in columns]
     place = np.full(size, -1, np.int64)
     if routes:
         positions = np.concatenate([target.positions for target in routes])

@@ -59,6 +59,12 @@ class RowCodec:
         """
         if (versions(values) != self.version).any():
             raise ValueError(f"not every row is of schema version {self.version}")
+        return self.decode_checked(values, columns)
+
+    def decode_checked(
+        self, values: pa.BinaryArray, columns: Sequence[int] | None = None
+    ) -> tuple[Flags, list[pa.Array]]:
+        """The same for rows that are known to be of this version."""
         matrix, states = self._layout.decode(values, columns)
         bits = np.unpackbits(
             matrix[:, _VERSION_WIDTH : self._layout.prefix],

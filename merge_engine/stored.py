@@ -96,14 +96,14 @@ class SchemaHistory:
         return StoredRows(touched, [state.take(index) for state in found.states])
 
     def _decode_present(self, values: pa.BinaryArray) -> StoredRows:
-        of_row = versions(values)
-        found = np.unique(of_row).tolist()
-        if not found:
+        if len(values) == 0:
             columns = self.current.value_columns
             nothing = [pa.nulls(0, state_type(column)) for column in columns]
             return StoredRows(np.zeros((0, len(columns)), bool), nothing)
-        if found == [self.current.version]:
-            return StoredRows(*self._codecs[self.current.version].decode(values))
+        of_row = versions(values)
+        if (of_row == self.current.version).all():
+            return StoredRows(*self._codecs[self.current.version].decode_checked(values))
+        found = np.unique(of_row).tolist()
         parts = [
             self._upgrade(values.filter(pa.array(of_row == version)), version) for version in found
         ]

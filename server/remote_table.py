@@ -35,6 +35,9 @@ class Access(Protocol):
     def calls(self) -> Calls:
         """The calls to servers."""
 
+    def close(self) -> None:
+        """End the connection."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RemotePutResult:
@@ -101,6 +104,10 @@ class RemoteTable:
         """The table as the coordinator defines it, as this client last saw it."""
         return self._table
 
+    def close(self) -> None:
+        """End the connection to the cluster: for a table that was unpickled with its own."""
+        self._access.close()
+
     def refresh(self) -> None:
         """Look again at the definition: others may have altered it."""
         self._table = ClusterTable(self._access.coordinator.table_by_id(self.table_id))
@@ -157,8 +164,9 @@ class RemoteTable:
             address: str, keys: Sequence[LeadKey], timeout_s: float
         ) -> Mapping[LeadKey, PutResult]:
             buckets = [[*key.key, parts[key].term] for key in keys]
-            command = self._request(table, request, buckets)
             batches = [(at, batch) for at, key in enumerate(keys) for batch in parts[key].batches]
+            announced = sum(batch.nbytes for _, batch in batches)
+            command = self._request(table, {**request, "bytes": announced}, buckets)
             connections = self._access.calls.connections
             answer = connections.put(address, command, arrow.schema, batches, timeout_s)
             sessions.add(answer.get("session", str))

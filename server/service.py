@@ -188,7 +188,9 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         session = self._session.name
         table = self._table(fields)
         keys, terms = self._keys(fields, 3)
-        with self._admission.put() as load:
+        announced = fields.optional("bytes", int) or 0
+        self._check_size(0, announced)
+        with self._admission.put(announced) as load:
             received = self._receive(reader, len(keys), load)
             self._session.check()
             order = sorted(range(len(keys)), key=lambda at: keys[at])
@@ -205,7 +207,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         for part, result in zip(parts, results, strict=True):
             self._metrics.count("rows", part.update.rows, table=table.name)
             self._metrics.count("keys_changed", result.changed, table=table.name)
-        self._metrics.count("bytes", load.bytes, table=table.name)
+        self._metrics.count("bytes", load.received, table=table.name)
         answers = dict(zip(order, results, strict=True))
         return {
             "session": session,
@@ -228,7 +230,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             batch, size = checksum.take(chunk.data)
             load.grow(size)
             received[at].append(batch)
-            self._check_size(checksum.rows, load.bytes)
+            self._check_size(checksum.rows, load.received)
         if closing is None:
             raise BadRequest(
                 f"a put that was cut short after {checksum.rows:,} rows; nothing was written"

@@ -6,6 +6,7 @@ from merge_engine import (
     BatchTooLarge,
     BucketId,
     BucketOptions,
+    Closed,
     Column,
     Corrupt,
     CorruptSegment,
@@ -35,13 +36,20 @@ from merge_engine import (
     UnknownOutcome,
     WrongType,
 )
+from server.client import Cluster, connect
+from server.errors import AccessRefused, Overloaded, ServerFailed, ServerUnavailable
+from server.local_cluster import LocalCluster
+from server.remote_table import RemotePutResult, RemoteTable
 
 __all__ = [
+    "AccessRefused",
     "AggFunction",
     "AggMode",
     "BatchTooLarge",
     "BucketId",
     "BucketOptions",
+    "Closed",
+    "Cluster",
     "Column",
     "Corrupt",
     "CorruptSegment",
@@ -51,15 +59,21 @@ __all__ = [
     "InvalidInput",
     "InvalidKey",
     "InvalidValue",
+    "LocalCluster",
     "LogGap",
     "MissingColumn",
     "OffsetOutOfRange",
     "Overflow",
+    "Overloaded",
     "PutResult",
+    "RemotePutResult",
+    "RemoteTable",
     "Retryable",
     "Schema",
     "SchemaBuilder",
     "SchemaError",
+    "ServerFailed",
+    "ServerUnavailable",
     "StorageFull",
     "StorageUnavailable",
     "Table",
@@ -70,4 +84,5 @@ __all__ = [
     "UnknownFormat",
     "UnknownOutcome",
     "WrongType",
+    "connect",
 ]

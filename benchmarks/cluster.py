@@ -1,0 +1,207 @@
+"""Servers: puts and look-ups through Flight, two servers against one, and a leader that dies."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.bare import BareDatabase, stored_rows
+from benchmarks.figure import Figure, Setting
+from benchmarks.measure import Pairs, interleave, timed
+from benchmarks.workload import Workload, open_bucket
+from locks import BucketKey, LeadKey
+from merge_engine import LocalStorage, Table
+from merge_engine.bucket import Bucket
+from server.client import Cluster
+from server.local_cluster import LocalCluster
+from server.remote_table import RemoteTable
+from server.wire import encode
+
+_BUCKETS = 4
+_LOOKUP_KEYS = 10_000
+_SINGLE_LOOKUPS = 200
+_SESSION_S = 2.0
+
+
+def flight_puts(setting: Setting) -> Iterator[Figure]:
+    """Puts through one server, over the embedded table; and through two servers, over one."""
+    directory = setting.directory / "flight_puts"
+    work = Workload(setting.keys, batch_rows=setting.batch_rows)
+    with ExitStack() as stack:
+        one = _table(stack, directory / "one", work, servers=1)
+        two = _table(stack, directory / "two", work, servers=2)
+        embedded = stack.enter_context(
+            Table.create(directory / "embedded", work.schema, buckets=_BUCKETS)
+        )
+        for batch in work.fill():
+            for table in (one, two, embedded):
+                table.put(batch)
+
+        def over_embedded() -> tuple[float, float]:
+            batch = work.batch()
+            seconds, _ = timed(lambda: one.put(batch))
+            embedded_seconds, _ = timed(lambda: embedded.put(batch))
+            return seconds / len(batch), embedded_seconds / len(batch)
+
+        yield interleave(setting.runs, setting.steps, over_embedded).speed(
+            "put_through_flight_ratio",
+            what=f"put of {setting.batch_rows:,} rows into {setting.keys:,} keys of a table with "
+            f"{_BUCKETS} buckets on one server, against the same table embedded",
+            unit="rows",
+            goal=">=0.8",
+        )
+        # Two callers, so that a server works while the client prepares the next batch.
+        callers = stack.enter_context(ThreadPoolExecutor(2))
+
+        def over_one() -> tuple[float, float]:
+            batches = [work.batch() for _ in range(4)]
+            rows = sum(map(len, batches))
+            seconds, _ = timed(lambda: list(callers.map(two.put, batches)))
+            one_seconds, _ = timed(lambda: list(callers.map(one.put, batches)))
+            return seconds / rows, one_seconds / rows
+
+        cores = os.cpu_count() or 1
+        yield interleave(setting.runs, setting.steps, over_one).speed(
+            "two_servers_vs_one_ratio",
+            what=f"the same puts from two threads to two servers, against one; {cores} cores, "
+            "shared with the client",
+            unit="rows",
+            goal=">=1.1" if cores < 4 else ">=1.4",
+        )
+
+
+def flight_lookups(setting: Setting) -> Iterator[Figure]:
+    """Look-ups of many keys over RocksDB's multi-get, and of one key over an empty call."""
+    directory = setting.directory / "flight_lookups"
+    work = Workload(setting.keys, batch_rows=setting.batch_rows)
+    bucket = open_bucket(directory / "bucket", work.history)
+    bare = BareDatabase(directory / "bare")
+    random = np.random.default_rng(1)
+    with ExitStack() as stack:
+        table = _table(stack, directory / "cluster", work, servers=1)
+        for batch in work.fill():
+            bare.write(*stored_rows(bucket, bucket.put(batch)))
+            table.put(batch)
+        bare.flush()
+        bucket.close()
+
+        def many() -> tuple[float, float]:
+            keys = pa.record_batch({"key": random.integers(0, setting.keys, _LOOKUP_KEYS)})
+            row_keys = work.history.row_keys(work.history.key_codec.encode(keys.columns))
+            seconds, _ = timed(lambda: table.lookup(keys))
+            bare_seconds, _ = timed(lambda: bare.read(row_keys))
+            return seconds / _LOOKUP_KEYS, bare_seconds / _LOOKUP_KEYS
+
+        many()
+        yield interleave(2 * setting.runs, 2 * setting.steps, many).speed(
+            "flight_lookup_10k_keys_ratio",
+            what=f"look-up of {_LOOKUP_KEYS:,} of {setting.keys:,} keys through Flight, against a "
+            "multi-get of RocksDB alone",
+            unit="keys",
+            goal=">=0.6",
+        )
+        bare.close()
+        yield from _single_lookups(setting, table)
+
+
+def _single_lookups(setting: Setting, table: RemoteTable) -> Iterator[Figure]:
+    calls = table._access.calls
+    address = calls.directory.refresh()[0]
+    nothing = encode({})
+    slowest: list[float] = []
+
+    def step() -> tuple[float, float]:
+        ours, empty = [], []
+        for key in range(_SINGLE_LOOKUPS):
+            ours.append(timed(partial(table.lookup, {"key": [key]}))[0])
+            empty.append(timed(partial(calls.connections.action, address, "ping", nothing, 10))[0])
+        slowest.append(float(np.quantile(ours, 0.99)))
+        return median(ours), median(empty)
+
+    step()
+    slowest.clear()
+    yield interleave(setting.runs, 1, step).duration(
+        "single_lookup_vs_empty_call",
+        what="p50 of a look-up of one key through Flight, over that of an empty Flight call",
+        goal="<3",
+    )
+    yield Figure(
+        name="single_lookup_p99_ms",
+        what="p99 of a look-up of one key through Flight",
+        ours=f"{median(slowest) * 1e3:.2f} ms",
+        baseline="-",
+        value=median(slowest) * 1e3,
+    )
+
+
+def failover(setting: Setting) -> Iterator[Figure]:
+    """A leader of half the table is killed: how long until the other serves all of it."""
+    directory = setting.directory / "failover"
+    work = Workload(setting.keys, batch_rows=setting.batch_rows)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            LocalCluster(directory / "cluster", servers=2, session_timeout_s=_SESSION_S)
+        )
+        client = stack.enter_context(cluster.connect(deadline_s=300))
+        table = client.create_table("bench", work.schema, buckets=_BUCKETS, column_locks=False)
+        for batch in work.fill():
+            table.put(batch)
+        victim = cluster.servers[0]
+        lost = [
+            key for key in table.bucket_keys() if _address(client, table, key) == victim.address
+        ]
+        keys = {"key": list(range(1000))}
+        before = table.lookup(keys)
+        os.kill(victim.pid, signal.SIGKILL)
+        while victim.address in {server.address for server in client.coordinator.list_servers()}:
+            time.sleep(0.01)
+        seconds, after = timed(lambda: table.lookup(keys))
+        if not after.equals(before):
+            raise AssertionError("what was acknowledged was lost")
+        replay_seconds = _replay(directory, work, table, lost)
+    yield Pairs([seconds], [replay_seconds]).duration(
+        "failover_vs_replay",
+        what=f"from the end of a killed leader's session to the first look-up in all its buckets "
+        f"({len(lost)} of {_BUCKETS}, {setting.keys:,} rows in all), over the time that replaying "
+        "their logs takes in one process",
+    )
+
+
+def _replay(directory: Path, work: Workload, table: RemoteTable, keys: list[BucketKey]) -> float:
+    """Return how long it takes to open copies of these buckets without their views."""
+
+    def open_copy(key: BucketKey) -> Bucket:
+        copy = directory / "replay" / str(key.number)
+        return Bucket(
+            LocalStorage(copy), copy.with_suffix(".view"), work.history, identity="replay"
+        )
+
+    for key in keys:
+        logs = directory / "cluster" / "logs" / table.definition.path(key)
+        shutil.copytree(logs, directory / "replay" / str(key.number))
+    with ThreadPoolExecutor(len(keys) or 1) as pool:
+        seconds, buckets = timed(lambda: list(pool.map(open_copy, keys)))
+    for bucket in buckets:
+        bucket.close()
+    return seconds
+
+
+def _address(client: Cluster, table: RemoteTable, key: BucketKey) -> str | None:
+    leader = client.coordinator.leader_of(LeadKey(table.table_id, key))
+    servers = {server.name: server.address for server in client.coordinator.list_servers()}
+    return servers.get(leader or "")
+
+
+def _table(stack: ExitStack, directory: Path, work: Workload, *, servers: int) -> RemoteTable:
+    cluster = stack.enter_context(LocalCluster(directory, servers=servers))
+    client = stack.enter_context(cluster.connect())
+    return client.create_table("bench", work.schema, buckets=_BUCKETS, column_locks=False)
