@@ -28,11 +28,13 @@ def put_together(
     owner: str,
     token: Token | None,
     check: Callable[[int], None] | None = None,
+    try_only: bool = False,
 ) -> list[PutResult]:
     """Put one update to each bucket; an error of any of them before the writing changes nothing.
 
     Give the buckets in the same order as everybody else, so that two puts never wait crosswise.
     `check` is called with each position while its bucket is held, before anything is tried.
+    `try_only`: write nothing, but raise what a put would raise now.
     """
     at_all = range(len(buckets))
     with ExitStack() as stack:
@@ -42,4 +44,10 @@ def put_together(
             for at in at_all:
                 check(at)
         plans = mapper(lambda at: buckets[at].plan(updates[at], owner=owner, token=token), at_all)
+        if try_only:
+            return [_untouched(bucket) for bucket in buckets]
         return mapper(lambda at: buckets[at].commit(plans[at]), at_all)
+
+
+def _untouched(bucket: Bucket) -> PutResult:
+    return PutResult(base_offset=bucket.end_offset, end_offset=bucket.end_offset)

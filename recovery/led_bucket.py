@@ -152,6 +152,7 @@ def put_led(
     writer: Writer | None,
     owner: str,
     token: Token | None,
+    try_only: bool = False,
 ) -> list[PutResult]:
     """Put to several buckets of this process, sorted by key; all try before one writes."""
 
@@ -167,4 +168,5 @@ def put_led(
         owner=owner,
         token=token,
         check=check,
+        try_only=try_only,
     )

@@ -85,8 +85,8 @@ class Calls:
             in_doubt = not doubtful.isdisjoint(waiting)
             if not patient and (in_doubt or isinstance(reason, Broken)):
                 raise _with_note(_given_up(str(reason), in_doubt=in_doubt), results)
-            if not patient:
-                raise reason
+            if not patient and not isinstance(reason, Overloaded):
+                raise ServerUnavailable(str(reason)) if isinstance(reason, Broken) else reason
             if time.monotonic() + pause_s > deadline:
                 what = (
                     f"bucket {waiting[0]}{_others(waiting)}: no leader took the call within "

@@ -6,18 +6,20 @@ orders.lookup({"customer_id": [7]})
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from locks import Coordinator, ZooKeeperStore
 from merge_engine import Schema
+from recovery.writer import TableWriter
 from server import wire
 from server.calls import Calls
 from server.connections import Access, Broken, Connections
 from server.definitions import ClusterTable, define
 from server.remote_table import RemoteTable
+from server.writer_access import RemoteAccess
 
 
 def connect(
@@ -114,6 +116,29 @@ class Cluster:
     def table(self, name: str) -> RemoteTable:
         """Return the table of this name."""
         return self._remote(ClusterTable(self.coordinator.table(name)))
+
+    def table_by_id(self, table_id: int) -> RemoteTable:
+        """Return the table of this id, whatever it is called by now."""
+        return self._remote(ClusterTable(self.coordinator.table_by_id(table_id)))
+
+    def again(self) -> "Cluster":
+        """Return another connection to the same cluster, for when this one's session is lost."""
+        return _connect_again(self.address, self._settings)
+
+    def writer(
+        self,
+        table: str | RemoteTable,
+        *,
+        owner_id: str,
+        columns: Sequence[str],
+        **settings: Any,
+    ) -> TableWriter:
+        """Return a writer that holds a lock on these columns; start it by `with` or `start`.
+
+        `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s, redo.
+        """
+        remote = self.table(table) if isinstance(table, str) else table
+        return TableWriter(RemoteAccess(self, remote), owner_id, columns, **settings)
 
     def list_tables(self) -> list[str]:
         """Return the names of all tables."""

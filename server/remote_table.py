@@ -14,7 +14,9 @@ from merge_engine.keys import KeyCodec
 from merge_engine.routing import Route, gather, route
 from merge_engine.segment import Operation
 from merge_engine.table import Data, as_arrow
+from recovery.errors import NotFenced
 from recovery.guard import Writer
+from recovery.writer import TableWriter
 from server import wire
 from server.calls import Calls
 from server.connections import Broken
@@ -34,6 +36,11 @@ class Access(Protocol):
     @property
     def calls(self) -> Calls:
         """The calls to servers."""
+
+    def writer(
+        self, table: "RemoteTable", *, owner_id: str, columns: Sequence[str], **settings: Any
+    ) -> TableWriter:
+        """Return a writer of these columns."""
 
     def close(self) -> None:
         """End the connection."""
@@ -104,6 +111,13 @@ class RemoteTable:
         """The table as the coordinator defines it, as this client last saw it."""
         return self._table
 
+    def writer(self, *, owner_id: str, columns: Sequence[str], **settings: Any) -> TableWriter:
+        """Return a writer that holds a lock on these columns and writes each batch exactly once.
+
+        Start it by `with`; `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s.
+        """
+        return self._access.writer(self, owner_id=owner_id, columns=columns, **settings)
+
     def close(self) -> None:
         """End the connection to the cluster: for a table that was unpickled with its own."""
         self._access.close()
@@ -125,12 +139,14 @@ class RemoteTable:
         token: Token | None = None,
         writer: Writer | None = None,
         terms: Mapping[BucketKey, int] | None = None,
+        try_only: bool = False,
     ) -> RemotePutResult:
         """Merge a batch; arguments as for the embedded table's `put`.
 
         Without a token, a connection that breaks at the wrong moment is an UnknownOutcome; with
         one, the same put is sent again and counts once. `writer` and `terms`: of a column lock's
         holder, for tables that have column locks; then a leader that moved is not waited for.
+        `try_only`: write nothing, but raise what a put would raise now.
         """
         table = self._table
         schema = table.schema
@@ -142,7 +158,7 @@ class RemoteTable:
             key: _Part(
                 key=key,
                 batches=_slices(arrow, target, whole=len(routes) == 1),
-                term=-1 if terms is None else terms[key.key],
+                term=_term(terms, key.key),
             )
             for target in routes
             for key in [self._lead_key(target, create=writer is None)]
@@ -153,6 +169,7 @@ class RemoteTable:
             "operation_column": operation_column,
             "owner": owner,
             "token": None if token is None else list(token),
+            "try_only": try_only,
             **_of_writer(writer),
         }
         if not parts:
@@ -170,7 +187,7 @@ class RemoteTable:
             connections = self._access.calls.connections
             answer = connections.put(address, command, arrow.schema, batches, timeout_s)
             sessions.add(answer.get("session", str))
-            return dict(zip(keys, map(_result, answer.rows("results", 3)), strict=True))
+            return dict(zip(keys, map(to_result, answer.rows("results", 3)), strict=True))
 
         results = self._access.calls.scatter(
             list(parts),
@@ -185,6 +202,16 @@ class RemoteTable:
             buckets={key.key: result for key, result in results.items()},
             sessions=frozenset(sessions),
         )
+
+    def create_partitions(self, data: Data) -> list[BucketKey]:
+        """Create the partitions of these rows that do not exist; return all buckets of those."""
+        if not self.schema.partition_by:
+            return []
+        keys = read_keys(as_arrow(data, self.schema), self.schema)
+        routes = {target.partition_key: target for target in route(self.schema, keys, 1)}
+        unknown = [target for target in routes.values() if self._find_lead_key(target) is None]
+        partitions = [self._lead_key(target, create=True).key.partition for target in unknown]
+        return [BucketKey(p, number) for p in partitions for number in range(self.buckets)]
 
     def delete(
         self,
@@ -215,7 +242,7 @@ class RemoteTable:
         fields = {"debtor": debtor, "columns": ids}
         rows = {key: [-1, offset] for key, offset in offsets.items()}
         answers, _ = self.call("undo", fields, rows, answer="results")
-        return {key: _result(answer) for key, answer in answers.items()}
+        return {key: to_result(answer) for key, answer in answers.items()}
 
     # --- Reading --------------------------------------------------------------------------------
 
@@ -427,8 +454,8 @@ class RemoteTable:
         if found is not None:
             return found
         if not create:
-            raise InvalidInput(
-                "the batch has rows of a partition that does not exist; the writer creates it first"
+            raise NotFenced(
+                "the batch has rows of a partition that does not exist; its writer creates it first"
             )
         key = target.partition_key
         partition = self._access.coordinator.create_partition(self._table.table, key)
@@ -506,7 +533,20 @@ def _of_writer(writer: Writer | None) -> dict[str, Any]:
     return {} if writer is None else {"writer": writer.owner, "epoch": writer.epoch}
 
 
-def _result(row: Sequence[int]) -> PutResult:
+def _term(terms: Mapping[BucketKey, int] | None, key: BucketKey) -> int:
+    """Return the term of the leader that fenced the writer; -1 for writers without a lock."""
+    if terms is None:
+        return -1
+    if key not in terms:
+        raise NotFenced(
+            f"bucket {key.partition}/{key.number} was not fenced: its partition is new; its "
+            "writer creates and fences it first"
+        )
+    return terms[key]
+
+
+def to_result(row: Sequence[int]) -> PutResult:
+    """Return a bucket's answer to a put or undo."""
     base, end, repeated = row
     return PutResult(base_offset=base, end_offset=end, repeated=bool(repeated))
 

@@ -7,6 +7,7 @@ do_action   lookup, fence, undo, end_recovery, seal, ends, status
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -156,6 +157,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             bad = isinstance(error, BadRequest | BatchTooLarge)
             what, level = wire.readable(str(error)), logging.WARNING if bad else logging.INFO
             logger.log(level, "refused a %s from %s: %s", call, context.peer(), what)
+            # Else the frames keep all that a refused put has sent, until Python looks for cycles.
+            traceback.clear_frames(exc.__traceback__)
             raise wire.to_flight_error(error) from exc
         except flight.FlightError:
             self._metrics.count("errors", call=call, error="Broken")
@@ -203,6 +206,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
                 writer=_writer(fields),
                 owner=fields.get("owner", str),
                 token=_token(fields),
+                try_only=fields.optional("try_only", bool) or False,
             )
         for part, result in zip(parts, results, strict=True):
             self._metrics.count("rows", part.update.rows, table=table.name)

@@ -1,0 +1,102 @@
+"""The boundary between the writer and the buckets: a few calls, each to many buckets at once.
+
+The Flight client and an embedded table both implement it, so one writer serves Spark, plain Python
+and the property tests.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from locks import BucketKey, Coordinator
+from locks import Table as KnownTable
+from merge_engine import AggMode, PutResult, Schema, Token
+from merge_engine.table import Data
+from recovery.guard import Writer
+
+Result = TypeVar("Result")
+Terms = Mapping[BucketKey, int]
+
+
+@dataclass(frozen=True)
+class Answers(Generic[Result]):
+    """What each bucket's leader answered, and the sessions of the servers that did."""
+
+    results: Mapping[BucketKey, Result]
+    sessions: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """What a fenced and ready writer may do, for whoever puts on its behalf: can be pickled.
+
+    `writer` is the lock's holder, `owner` whose columns are written: its own or, when a debt is
+    paid, the debtor's. `token` is (epoch, batch) of the incarnation that first wrote the batch.
+    """
+
+    writer: Writer
+    owner: str
+    token: Token
+    terms: Terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows to put, and how to read them: as for `Table.put`."""
+
+    data: Data
+    columns: Sequence[str] | None = None
+    mode: AggMode = AggMode.ACCUMULATE
+    operation_column: str | None = None
+
+
+class TableAccess(Protocol):
+    """The buckets of a table, for its writer. A leader that moved is a NotLeader at once."""
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator, over this process's session."""
+
+    @property
+    def table(self) -> KnownTable:
+        """The table as the coordinator knows it."""
+
+    @property
+    def schema(self) -> Schema:
+        """The current schema."""
+
+    def bucket_keys(self) -> list[BucketKey]:
+        """Return all buckets of all partitions, as they are now."""
+
+    def create_partitions(self, rows: Rows) -> list[BucketKey]:
+        """Create the partitions that the rows need and that do not exist; return their buckets."""
+
+    def fence(
+        self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketKey]
+    ) -> Answers[int]:
+        """Fence the writer at each bucket; the answers are terms."""
+
+    def undo(
+        self,
+        writer: Writer,
+        terms: Terms,
+        debtor: str,
+        columns: Iterable[int],
+        offsets: Mapping[BucketKey, int],
+    ) -> Answers[PutResult]:
+        """Bring the debtor's changes back, in each bucket since its offset."""
+
+    def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
+        """End the recovery of this epoch; the answers are the log ends."""
+
+    def put(self, grant: Grant, rows: Rows, *, try_only: bool = False) -> Answers[PutResult]:
+        """Put the rows, one commit per bucket; `try_only`: only see whether the merge fits."""
+
+    def seal(self, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
+        """Close a batch to late puts; the answers are the log ends."""
+
+    def reconnect(self) -> "TableAccess":
+        """Return the same access over a new session, when this one's is lost."""
+
+    def close(self) -> None:
+        """End the session."""

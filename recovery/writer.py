@@ -1,0 +1,421 @@
+"""The exactly-once writer: acquire, fence, recover, ready, (put, seal, commit)*, release.
+
+The steps and their words are those of `incarnation` in the executable specification. What fails
+falls in three kinds. A leader that moved, a server that died, an answer that never came: the writer
+starts over under a new epoch, which undoes what it had not committed, and runs the batch again,
+unless its commit turns out to have happened. A newer epoch of this owner: it stops for good. And
+bad input: what the batch had written is undone, and the error is the caller's.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import TypeVar
+
+from locks import (
+    BucketKey,
+    ColumnLock,
+    CoordinationError,
+    Debt,
+    DebtKind,
+    Fenced,
+    RewoundBatch,
+    SessionLost,
+    StaleLeaders,
+    Unavailable,
+    UnknownOutcome,
+)
+from locks.coordinator import DEFAULT_TTL_MS
+from merge_engine import Deposed, InvalidInput, PutResult, Retryable, TallybookError, Token
+from merge_engine import UnknownOutcome as UnknownWrite
+from merge_engine.failpoints import hit
+from recovery.access import Answers, Grant, Rows, TableAccess
+from recovery.errors import NotFenced, NotLeader, OldEpoch
+from recovery.guard import Writer
+from recovery.redo import RedoLog
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+CURABLE = (
+    *(NotLeader, NotFenced, Deposed, Retryable, UnknownWrite),
+    *(StaleLeaders, Unavailable, UnknownOutcome, SessionLost),
+)
+"""What a fresh start can cure, within the deadline."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_RENEWALS_PER_TTL = 3
+
+
+class WriterState(Enum):
+    """Where a writer is: only a clean one has nothing uncommitted."""
+
+    NEW = "new"
+    CLEAN = "clean"
+    DIRTY = "dirty"
+    FENCED = "fenced"
+    CLOSED = "closed"
+
+
+@dataclass
+class Progress:
+    """What a writer has done, for logs and status."""
+
+    batch: int = -1
+    rows: int = 0
+    keys_changed: int = 0
+    undone_keys: int = 0
+    starts: int = 0
+    skipped: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class TableWriter:
+    """Writes an owner's columns of a table, batch by batch, each exactly once.
+
+    Safe for use by one thread at a time; the lock is renewed in the background from `start` to
+    `close`. Without a redo log a batch that was not committed is undone; with one, it is prepared
+    first, and then rolled forward by whoever comes next.
+    """
+
+    def __init__(
+        self,
+        access: TableAccess,
+        owner: str,
+        columns: Sequence[str],
+        *,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        query_id: str = "",
+        handover: bool = False,
+        deadline_s: float = 120.0,
+        redo: RedoLog | None = None,
+    ) -> None:
+        self._access = access
+        self._owner = owner
+        self._columns = tuple(columns)
+        self._ttl_ms = ttl_ms
+        self._query_id = query_id
+        self._handover = handover
+        self._deadline_s = deadline_s
+        self._redo = redo
+        self._lock: ColumnLock | None = None
+        self._terms: dict[BucketKey, int] = {}
+        self._sessions: frozenset[str] = frozenset()
+        self._state = WriterState.NEW
+        self._renewal: _Renewal | None = None
+        self.progress = Progress()
+
+    # --- Life -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> WriterState:
+        """Where the writer is in its life."""
+        return self._state
+
+    @property
+    def owner(self) -> str:
+        """The owner id."""
+        return self._owner
+
+    @property
+    def batch(self) -> int:
+        """The last committed batch; -1 if there is none."""
+        return self._held().batch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this incarnation; rises when the writer starts over."""
+        return self._held().epoch
+
+    @property
+    def access(self) -> TableAccess:
+        """The buckets, as this writer reaches them now."""
+        return self._access
+
+    def start(self) -> "TableWriter":
+        """Acquire the columns and recover; returns when the lock is ready."""
+        if self._state is not WriterState.NEW:
+            raise InvalidInput(f"the writer of `{self._owner}` was started already")
+        self._until_cured(self._begin)
+        self._renewal = _Renewal(self, self._ttl_ms / 1000 / _RENEWALS_PER_TTL)
+        return self
+
+    def close(self) -> None:
+        """Release the lock if nothing is uncommitted; else abandon it, for the next to pay."""
+        if self._renewal is not None:
+            self._renewal.stop()
+            self._renewal = None
+        state, self._state = self._state, WriterState.CLOSED
+        if self._lock is None or state in (WriterState.FENCED, WriterState.CLOSED):
+            return
+        try:
+            if state is WriterState.CLEAN:
+                self._lock.release()
+            else:
+                self._lock.abandon()
+        except CoordinationError as exc:
+            logger.warning("the lock of %s is left to expire: %s", self._owner, exc)
+
+    def __enter__(self) -> "TableWriter":
+        return self.start()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- Batches --------------------------------------------------------------------------------
+
+    def write(self, batch: int, rows: Rows) -> bool:
+        """Put the rows as one batch and commit it; False if it was committed before."""
+        return self.run(batch, lambda grant: self._access.put(grant, rows), rows)
+
+    def run(
+        self,
+        batch: int,
+        put: Callable[[Grant], Answers[PutResult]],
+        rows: Rows | None = None,
+    ) -> bool:
+        """Commit a batch that `put` writes under the grant; False if it was committed before.
+
+        `put` may be called again, under another grant, when a leader moved. It puts to each bucket
+        at most once; a task that puts again with the same grant changes nothing. `rows`, if given,
+        name the partitions that the batch needs.
+        """
+        self._check_usable()
+
+        def attempt() -> bool:
+            if self._state is WriterState.DIRTY:
+                self._start_over()
+            if batch == self._held().batch:
+                self.progress.skipped += 1
+                return False
+            self._run_once(batch, put, rows)
+            return True
+
+        try:
+            return self._until_cured(attempt)
+        except (Fenced, OldEpoch, *CURABLE):
+            raise
+        except Exception:
+            self._clean_up()
+            raise
+
+    def _run_once(
+        self, batch: int, put: Callable[[Grant], Answers[PutResult]], rows: Rows | None
+    ) -> None:
+        lock = self._held()
+        if batch < lock.batch:
+            raise RewoundBatch(
+                f"batch {batch} of `{self._owner}` comes after batch {lock.batch} was committed: "
+                "its source was rewound. Start from the checkpoint that belongs to this table, or "
+                "under a new owner id with handover=True"
+            )
+        self._state = WriterState.DIRTY
+        seconds = self.progress.seconds = {}
+        if rows is not None:
+            with _timed(seconds, "partitions"):
+                self._fence_new_buckets(self._access.create_partitions(rows))
+        grant = self._grant(batch)
+        if self._redo is not None:
+            if rows is None:
+                raise InvalidInput("a redo log needs the rows of the batch")
+            with _timed(seconds, "prepare"):
+                self._prepare(self._redo, grant, rows)
+        hit("writer.before_put")
+        with _timed(seconds, "put"):
+            answers = put(grant)
+        hit("writer.put")
+        with _timed(seconds, "seal"):
+            sealed = self._access.seal(grant.writer, self._terms, batch)
+        hit("writer.sealed")
+        with _timed(seconds, "commit"):
+            lock.commit(batch, sealed.results, sealed.sessions | answers.sessions)
+        hit("writer.committed")
+        self._state = WriterState.CLEAN
+        self._count(batch, answers.results)
+
+    def _prepare(self, redo: RedoLog, grant: Grant, rows: Rows) -> None:
+        """Promise the batch: it fits everywhere, its rows are durable, and the lock says so."""
+        self._access.put(grant, rows, try_only=True)
+        location = redo.write(self._owner, grant.token, rows, self._access.schema)
+        hit("writer.redo_written")
+        self._held().prepare(grant.token.batch, location)
+        hit("writer.prepared")
+
+    def _fence_new_buckets(self, keys: Sequence[BucketKey]) -> None:
+        """Buckets that appear in a batch: nothing of theirs is owed, and their baseline is 0."""
+        new = [key for key in keys if key not in self._terms]
+        if not new:
+            return
+        writer = self._writer()
+        fenced = self._access.fence(writer, self._held().columns, new)
+        self._access.end_recovery(writer, fenced.results)
+        self._terms.update(fenced.results)
+
+    def _count(self, batch: int, results: Mapping[BucketKey, PutResult]) -> None:
+        self.progress.batch = batch
+        self.progress.keys_changed += sum(result.changed for result in results.values())
+
+    # --- Starting, and starting over ------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """From acquire to ready; also the way back after anything that left work uncommitted."""
+        known = self._lock
+        self._lock = lock = self._access.coordinator.acquire(
+            self._access.table,
+            self._owner,
+            self._columns,
+            ttl_ms=self._ttl_ms,
+            query_id=self._query_id,
+            # Once it has the columns, going on with them is no handover.
+            handover=self._handover or known is not None,
+            only_epoch=None if known is None else known.epoch,
+        )
+        self._state = WriterState.DIRTY
+        self.progress.starts += 1
+        hit("writer.acquired")
+        writer = self._writer()
+        # Listed after the lock is ours: from here on nobody else creates buckets for our columns.
+        fenced = self._access.fence(writer, lock.record.pinned, self._access.bucket_keys())
+        self._terms = dict(fenced.results)
+        hit("writer.fenced")
+        for debt in lock.debts:
+            self._pay(debt, writer)
+            hit("writer.paid")
+        ended = self._access.end_recovery(writer, self._terms)
+        hit("writer.recovered")
+        lock.ready(ended.results, ended.sessions | fenced.sessions)
+        hit("writer.ready")
+        self._state = WriterState.CLEAN
+
+    def _pay(self, debt: Debt, writer: Writer) -> None:
+        if debt.kind is DebtKind.UNDO:
+            offsets = {key: debt.offsets.get(key, 0) for key in self._terms}
+            undone = self._access.undo(writer, self._terms, debt.owner, debt.columns, offsets)
+            keys = sum(result.changed for result in undone.results.values())
+            self.progress.undone_keys += keys
+            logger.info("undid %d keys of %s", keys, debt.owner)
+            return
+        prepared = debt.prepared
+        assert prepared is not None
+        if self._redo is None:
+            raise InvalidInput(
+                f"`{debt.owner}` left batch {prepared.token.batch} prepared at "
+                f"{prepared.location}: it has to be rolled forward, by a writer with a redo log"
+            )
+        rows = self._redo.read(prepared.location, self._access.schema)
+        self._fence_owed_buckets(self._access.create_partitions(rows), writer)
+        grant = Grant(
+            writer=writer,
+            owner=debt.owner,
+            token=Token(*prepared.token),
+            terms=self._terms,
+        )
+        self._access.put(grant, rows)
+        logger.info("rolled batch %d of %s forward", prepared.token.batch, debt.owner)
+
+    def _fence_owed_buckets(self, keys: Iterable[BucketKey], writer: Writer) -> None:
+        new = [key for key in keys if key not in self._terms]
+        if new:
+            fenced = self._access.fence(writer, self._held().record.pinned, new)
+            self._terms.update(fenced.results)
+
+    def _start_over(self) -> None:
+        logger.info("%s starts over, after epoch %d", self._owner, self._held().epoch)
+        self._begin()
+
+    def _clean_up(self) -> None:
+        """After a batch that failed for good: take back what it wrote, now rather than later."""
+        if self._state is not WriterState.DIRTY:
+            return
+        try:
+            self._until_cured(self._start_over)
+        except (TallybookError, CoordinationError) as exc:
+            logger.warning("what `%s` has not committed is undone later: %s", self._owner, exc)
+
+    def _until_cured(self, attempt: Callable[[], Result]) -> Result:
+        """Attempt until it succeeds, starting over in between, or until the deadline."""
+        deadline, pause_s = time.monotonic() + self._deadline_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except (Fenced, OldEpoch):
+                self._state = WriterState.FENCED
+                raise
+            except CURABLE as exc:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+                logger.info("%s tries again: %s", self._owner, exc)
+                if isinstance(exc, SessionLost):
+                    self._access = self._access.reconnect()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    # --- Small things ---------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Start the lock's TTL anew."""
+        self._held().renew()
+
+    def _held(self) -> ColumnLock:
+        if self._lock is None:
+            raise InvalidInput(f"the writer of `{self._owner}` was not started")
+        return self._lock
+
+    def _writer(self) -> Writer:
+        return Writer(self._owner, self._held().epoch)
+
+    def _grant(self, batch: int) -> Grant:
+        writer = self._writer()
+        return Grant(
+            writer=writer,
+            owner=self._owner,
+            token=Token(writer.epoch, batch),
+            terms=dict(self._terms),
+        )
+
+    def _check_usable(self) -> None:
+        if self._state in (WriterState.FENCED, WriterState.CLOSED, WriterState.NEW):
+            raise InvalidInput(f"the writer of `{self._owner}` is {self._state.value}")
+
+
+class _Renewal:
+    """Renews a writer's lock in the background; expiry decides who may ask, not who may write."""
+
+    def __init__(self, writer: TableWriter, interval_s: float) -> None:
+        self._writer = writer
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tallybook-renewal", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            try:
+                self._writer.renew()
+            except (CoordinationError, InvalidInput) as exc:
+                # The writer finds out by itself, on its next step.
+                logger.info("the lock of %s was not renewed: %s", self._writer.owner, exc)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - began
