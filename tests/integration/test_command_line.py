@@ -1,0 +1,119 @@
+"""The command line, as a process."""
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from locks import EmbeddedZooKeeper
+from server.client import connect
+from tallybook import cli
+from tests.conftest import SUMS
+from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    with zookeeper_server(tmp_path_factory.mktemp("command_line")) as server:
+        yield server
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "tallybook", *words]
+
+
+def tallybook(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "80"}
+    environment.pop("TALLYBOOK_TOKEN", None)
+    return subprocess.run(
+        command(*words), capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+
+
+def test_a_server_serves_shows_its_status_and_stops_when_asked(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    address = chroot(zookeeper)
+    options = ("--zookeeper", address, "--logs", f"{tmp_path}/logs", "--views", f"{tmp_path}/views")
+    with (
+        open(tmp_path / "server.log", "wb") as log,
+        subprocess.Popen(command("serve", *options), stderr=log) as server,
+    ):
+        try:
+            with connect(address) as cluster:
+                table = cluster.create_table("clicks", SUMS, buckets=2, column_locks=False)
+                table.put({"k": [1, 2], "a": [3, 4], "b": [5, 6]})
+                assert table.lookup({"k": [2]}, ["a"]).to_pylist() == [{"k": 2, "a": 4}]
+                [status] = cluster.status()
+            shown = tallybook("status", address)
+            assert shown.returncode == 0, shown.stderr
+            head, first, second = shown.stdout.splitlines()
+            assert head.split() == [
+                "SERVER",
+                "PID",
+                "UP",
+                "TABLE",
+                "BUCKET",
+                "TERM",
+                "LOG",
+                "OWNERS",
+            ]
+            assert first.split()[:2] == [status["address"], str(server.pid)]
+            assert "clicks" in first
+            assert "clicks" in second
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+    with connect(address) as cluster:
+        wait_until(lambda: not cluster.status(), "the server has left the cluster")
+
+
+@pytest.mark.parametrize("where", [(), ("--on-spark",)])
+def test_an_open_server_without_a_token_is_refused_in_one_line(
+    tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    options = ("--zookeeper", "127.0.0.1:1", "--logs", f"{tmp_path}/l", "--views", f"{tmp_path}/v")
+    refused = tallybook("serve", *where, *options, "--host", "0.0.0.0")
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert "give it a token" in line
+
+
+def test_help_names_the_options_and_where_secrets_go() -> None:
+    shown = tallybook("serve", "--help")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("usage: tallybook serve ")
+    for word in ("--zookeeper", "--on-spark", "--servers N", "TALLYBOOK_TOKEN"):
+        assert word in shown.stdout
+
+
+def test_options_that_are_missing_are_named() -> None:
+    refused = tallybook("serve", "--zookeeper", "127.0.0.1:1")
+    assert refused.returncode == 2
+    assert "the following arguments are required: --logs, --views" in refused.stderr
+
+
+def test_a_cluster_that_is_not_there_has_no_status() -> None:
+    refused = tallybook("status", "127.0.0.1:1", "--deadline", "0.2")
+    assert refused.returncode == 1
+    assert "no status of 127.0.0.1:1" in refused.stderr
+
+
+def test_the_installed_command_is_this_one() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    entry = EntryPoint("tallybook", scripts["tallybook"], "console_scripts")
+    assert entry.load() is cli.main
+
+
+def test_a_server_that_does_not_answer_is_shown_with_its_error() -> None:
+    lines = cli.status_lines([{"address": "h:1", "error": "gone"}])
+    assert lines[1].split() == ["h:1", *"------", "(gone)"]
