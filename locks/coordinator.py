@@ -175,12 +175,15 @@ class Coordinator:
         query_id: str = "",
         handover: bool = False,
         only_epoch: int | None = None,
+        stamp: bytes | None = None,
     ) -> ColumnLock:
         """Acquire the columns; what expired owners had not committed comes along as debts.
 
         The same owner may acquire again at any time, with other columns too: its former self is
         fenced. `only_epoch`: only if the record still has this epoch, else Fenced; so a writer
-        starts over without fencing a successor. Refused: the message says whose the columns are.
+        starts over without fencing a successor. `stamp`: of this acquisition (`new_stamp`), for
+        whoever calls again after an unknown outcome or in another session, so that what took effect
+        is recognised. Refused: the message says whose the columns are.
         """
         owner_path(table.table_id, owner)  # Judge the owner id before anything is read.
         if not SHORTEST_TTL_MS <= ttl_ms <= LONGEST_TTL_MS:
@@ -188,7 +191,7 @@ class Coordinator:
                 f"a TTL of {ttl_ms} ms; it ranges from {SHORTEST_TTL_MS} to {LONGEST_TTL_MS} ms"
             )
         wanted = table.definition.column_ids(table.name, tuple(columns))
-        stamp = new_stamp()
+        stamp = new_stamp() if stamp is None else stamp
 
         def lock(record: LockRecord, version: int) -> ColumnLock:
             return ColumnLock(

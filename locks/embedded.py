@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -20,7 +21,7 @@ _PORTS_TO_TRY = 3
 
 
 class EmbeddedZooKeeper:
-    """A single ZooKeeper server on 127.0.0.1; its data survive a restart.
+    """A single ZooKeeper server on 127.0.0.1; its data and its port survive a restart.
 
     Ends with its context, or with the process that started it, however that ends.
     """
@@ -60,7 +61,7 @@ class EmbeddedZooKeeper:
             self._start(command)
             return self
         for attempt in range(_PORTS_TO_TRY):  # Somebody may take a free port before we do.
-            self._port = _free_port()
+            self._port = (self._former_port() if attempt == 0 else None) or _free_port()
             try:
                 self._start(command)
                 break
@@ -140,6 +141,15 @@ class EmbeddedZooKeeper:
         except OSError:
             return False
 
+    def _former_port(self) -> int | None:
+        """Return the port that this directory's server had, if it is free: clients know it."""
+        with suppress(FileNotFoundError, ValueError):
+            lines = (self._directory / "zoo.cfg").read_text().splitlines()
+            settings = dict(line.split("=", 1) for line in lines)
+            port = int(settings.get("clientPort", ""))
+            return port if _is_free(port) else None
+        return None
+
     def _port_was_taken(self) -> bool:
         return "BindException" in self.log_path.read_text(errors="replace")
 
@@ -163,6 +173,16 @@ def _find_jars() -> str:
             "the embedded ZooKeeper uses the jars of PySpark: pip install 'tallybook[spark]'"
         )
     return str(Path(found.origin).parent / "jars" / "*")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _free_port() -> int:

@@ -22,6 +22,7 @@ from merge_engine.errors import (
     WrongType,
 )
 from merge_engine.grouping import Positions
+from merge_engine.keys import KeyCodec
 from merge_engine.options import BucketOptions
 from merge_engine.ragged import Flags
 from merge_engine.schema import Column, Schema
@@ -134,7 +135,10 @@ def value_error(
     """Return the error that names column and key."""
     kind = Overflow if fault.overflow else InvalidValue
     key = describe_key(key_names, keys, row)
-    return kind(f"column '{column.name}', key {key}: {fault.reason}; nothing was written")
+    error = kind(f"column '{column.name}', key {key}: {fault.reason}; nothing was written")
+    codec = KeyCodec([array.type for array in keys])
+    error.encoded_key = codec.encode([array.slice(row, 1) for array in keys])[0].as_py()
+    return error
 
 
 def value_function(column: Column) -> AggregateFunction:

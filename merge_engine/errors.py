@@ -55,7 +55,12 @@ class InvalidKey(InvalidInput):
 
 
 class InvalidValue(InvalidInput):
-    """A value that the column's function cannot take. Fix or filter the row."""
+    """A value that the column's function cannot take. Fix or filter the row.
+
+    `encoded_key`: the row's key as the table encodes keys, for whoever wants to find its rows.
+    """
+
+    encoded_key: bytes | None = None
 
 
 class Overflow(InvalidValue):

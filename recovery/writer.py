@@ -31,7 +31,16 @@ from locks import (
     UnknownOutcome,
 )
 from locks.coordinator import DEFAULT_TTL_MS
-from merge_engine import Deposed, InvalidInput, PutResult, Retryable, TallybookError, Token
+from locks.records import new_stamp
+from merge_engine import (
+    CorruptSegment,
+    Deposed,
+    InvalidInput,
+    PutResult,
+    Retryable,
+    TallybookError,
+    Token,
+)
 from merge_engine import UnknownOutcome as UnknownWrite
 from merge_engine.failpoints import hit
 from recovery.access import Answers, Grant, Rows, TableAccess
@@ -95,6 +104,7 @@ class TableWriter:
         handover: bool = False,
         deadline_s: float = 120.0,
         redo: RedoLog | None = None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._access = access
         self._owner = owner
@@ -104,6 +114,10 @@ class TableWriter:
         self._handover = handover
         self._deadline_s = deadline_s
         self._redo = redo
+        self._pause = pause
+        self._given_access = access
+        # Of the acquisition that is under way: one of unknown outcome is recognised by it.
+        self._stamp = new_stamp()
         self._lock: ColumnLock | None = None
         self._terms: dict[BucketKey, int] = {}
         self._sessions: frozenset[str] = frozenset()
@@ -129,6 +143,11 @@ class TableWriter:
         return self._held().batch
 
     @property
+    def offsets(self) -> Mapping[BucketKey, int]:
+        """The log ends at the last commit, or when the writer got ready."""
+        return self._held().record.offsets
+
+    @property
     def epoch(self) -> int:
         """The epoch of this incarnation; rises when the writer starts over."""
         return self._held().epoch
@@ -139,28 +158,45 @@ class TableWriter:
         return self._access
 
     def start(self) -> "TableWriter":
-        """Acquire the columns and recover; returns when the lock is ready."""
+        """Acquire the columns and recover; returns when the lock is ready.
+
+        If that fails, a lock that it got is abandoned: what it owes is for the next to pay. Refused
+        before that, it may be started again.
+        """
         if self._state is not WriterState.NEW:
             raise InvalidInput(f"the writer of `{self._owner}` was started already")
-        self._until_cured(self._begin)
+        # From the beginning: recovery may take longer than the TTL.
         self._renewal = _Renewal(self, self._ttl_ms / 1000 / _RENEWALS_PER_TTL)
+        try:
+            self._until_cured(self._begin)
+        except Exception:
+            if self._lock is None:
+                self._stop_renewal()
+            else:
+                self.close()
+            raise
         return self
 
     def close(self) -> None:
         """Release the lock if nothing is uncommitted; else abandon it, for the next to pay."""
+        self._stop_renewal()
+        state, self._state = self._state, WriterState.CLOSED
+        if self._lock is not None and state not in (WriterState.FENCED, WriterState.CLOSED):
+            try:
+                if state is WriterState.CLEAN:
+                    self._lock.release()
+                else:
+                    self._lock.abandon()
+            except CoordinationError as exc:
+                logger.warning("the lock of %s is left to expire: %s", self._owner, exc)
+        if self._access is not self._given_access:  # Of a session that was opened here.
+            self._access.close()
+            self._access = self._given_access
+
+    def _stop_renewal(self) -> None:
         if self._renewal is not None:
             self._renewal.stop()
             self._renewal = None
-        state, self._state = self._state, WriterState.CLOSED
-        if self._lock is None or state in (WriterState.FENCED, WriterState.CLOSED):
-            return
-        try:
-            if state is WriterState.CLEAN:
-                self._lock.release()
-            else:
-                self._lock.abandon()
-        except CoordinationError as exc:
-            logger.warning("the lock of %s is left to expire: %s", self._owner, exc)
 
     def __enter__(self) -> "TableWriter":
         return self.start()
@@ -176,7 +212,7 @@ class TableWriter:
     # --- Batches --------------------------------------------------------------------------------
 
     def write(self, batch: int, rows: Rows) -> bool:
-        """Put the rows as one batch and commit it; False if it was committed before."""
+        """Put the rows as one batch and commit it; False if an earlier call has committed it."""
         return self.run(batch, lambda grant: self._access.put(grant, rows), rows)
 
     def run(
@@ -185,20 +221,29 @@ class TableWriter:
         put: Callable[[Grant], Answers[PutResult]],
         rows: Rows | None = None,
     ) -> bool:
-        """Commit a batch that `put` writes under the grant; False if it was committed before.
+        """Commit a batch that `put` writes under the grant; False if an earlier call has done so.
 
         `put` may be called again, under another grant, when a leader moved. It puts to each bucket
         at most once; a task that puts again with the same grant changes nothing. `rows`, if given,
         name the partitions that the batch needs.
         """
         self._check_usable()
+        if self._redo is not None and rows is None:
+            raise InvalidInput("a redo log needs the rows of the batch")
+        tried = False
 
         def attempt() -> bool:
+            nonlocal tried
             if self._state is WriterState.DIRTY:
                 self._start_over()
             if batch == self._held().batch:
-                self.progress.skipped += 1
-                return False
+                # By an attempt of this call whose commit went unanswered, or was rolled forward.
+                if tried:
+                    self._count(batch, {})
+                else:
+                    self.progress.skipped += 1
+                return tried
+            tried = True
             self._run_once(batch, put, rows)
             return True
 
@@ -226,11 +271,10 @@ class TableWriter:
             with _timed(seconds, "partitions"):
                 self._fence_new_buckets(self._access.create_partitions(rows))
         grant = self._grant(batch)
-        if self._redo is not None:
-            if rows is None:
-                raise InvalidInput("a redo log needs the rows of the batch")
+        promised = []
+        if self._redo is not None and rows is not None:
             with _timed(seconds, "prepare"):
-                self._prepare(self._redo, grant, rows)
+                promised.append(self._prepare(self._redo, grant, rows))
         hit("writer.before_put")
         with _timed(seconds, "put"):
             answers = put(grant)
@@ -243,14 +287,19 @@ class TableWriter:
         hit("writer.committed")
         self._state = WriterState.CLEAN
         self._count(batch, answers.results)
+        self._drop_from_redo_log(lambda _: promised)
 
-    def _prepare(self, redo: RedoLog, grant: Grant, rows: Rows) -> None:
-        """Promise the batch: it fits everywhere, its rows are durable, and the lock says so."""
+    def _prepare(self, redo: RedoLog, grant: Grant, rows: Rows) -> str:
+        """Promise the batch: it fits everywhere, its rows are durable, and the lock says so.
+
+        Returns where the rows are.
+        """
         self._access.put(grant, rows, try_only=True)
         location = redo.write(self._owner, grant.token, rows, self._access.schema)
         hit("writer.redo_written")
         self._held().prepare(grant.token.batch, location)
         hit("writer.prepared")
+        return location
 
     def _fence_new_buckets(self, keys: Sequence[BucketKey]) -> None:
         """Buckets that appear in a batch: nothing of theirs is owed, and their baseline is 0."""
@@ -280,7 +329,9 @@ class TableWriter:
             # Once it has the columns, going on with them is no handover.
             handover=self._handover or known is not None,
             only_epoch=None if known is None else known.epoch,
+            stamp=self._stamp,
         )
+        self._stamp = new_stamp()
         self._state = WriterState.DIRTY
         self.progress.starts += 1
         hit("writer.acquired")
@@ -289,7 +340,8 @@ class TableWriter:
         fenced = self._access.fence(writer, lock.record.pinned, self._access.bucket_keys())
         self._terms = dict(fenced.results)
         hit("writer.fenced")
-        for debt in lock.debts:
+        debts = lock.debts
+        for debt in debts:
             self._pay(debt, writer)
             hit("writer.paid")
         ended = self._access.end_recovery(writer, self._terms)
@@ -297,6 +349,11 @@ class TableWriter:
         lock.ready(ended.results, ended.sessions | fenced.sessions)
         hit("writer.ready")
         self._state = WriterState.CLEAN
+        paid = [debt.prepared.location for debt in debts if debt.prepared is not None]
+        # Nobody else has a debt of ours: what our earlier epochs have left is not needed any more.
+        self._drop_from_redo_log(
+            lambda redo: {*paid, *redo.of_owner(self._owner, before_epoch=lock.epoch)}
+        )
 
     def _pay(self, debt: Debt, writer: Writer) -> None:
         if debt.kind is DebtKind.UNDO:
@@ -313,7 +370,15 @@ class TableWriter:
                 f"`{debt.owner}` left batch {prepared.token.batch} prepared at "
                 f"{prepared.location}: it has to be rolled forward, by a writer with a redo log"
             )
-        rows = self._redo.read(prepared.location, self._access.schema)
+        try:
+            rows = self._redo.read(prepared.location, self._access.schema)
+        except CorruptSegment:
+            # Whoever has taken this debt over drops the batch when it is paid.
+            self._held().check()
+            raise
+        if not rows.columns:
+            logger.info("all columns of a prepared batch of %s were dropped since", debt.owner)
+            return
         self._fence_owed_buckets(self._access.create_partitions(rows), writer)
         grant = Grant(
             writer=writer,
@@ -329,6 +394,15 @@ class TableWriter:
         if new:
             fenced = self._access.fence(writer, self._held().record.pinned, new)
             self._terms.update(fenced.results)
+
+    def _drop_from_redo_log(self, find: Callable[[RedoLog], Iterable[str]]) -> None:
+        """Drop what nobody will read again; if that fails, the next start does it."""
+        if self._redo is None:
+            return
+        try:
+            self._redo.delete(sorted(find(self._redo)))
+        except TallybookError as exc:
+            logger.warning("batches of %s are left in the redo log: %s", self._owner, exc)
 
     def _start_over(self) -> None:
         logger.info("%s starts over, after epoch %d", self._owner, self._held().epoch)
@@ -346,8 +420,11 @@ class TableWriter:
     def _until_cured(self, attempt: Callable[[], Result]) -> Result:
         """Attempt until it succeeds, starting over in between, or until the deadline."""
         deadline, pause_s = time.monotonic() + self._deadline_s, _FIRST_PAUSE_S
+        lost = False
         while True:
             try:
+                if lost:
+                    self._access, lost = self._access.reconnect(), False
                 return attempt()
             except (Fenced, OldEpoch):
                 self._state = WriterState.FENCED
@@ -356,9 +433,8 @@ class TableWriter:
                 if time.monotonic() + pause_s > deadline:
                     raise
                 logger.info("%s tries again: %s", self._owner, exc)
-                if isinstance(exc, SessionLost):
-                    self._access = self._access.reconnect()
-            time.sleep(pause_s)
+                lost = lost or isinstance(exc, SessionLost)
+            self._pause(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     # --- Small things ---------------------------------------------------------------------------

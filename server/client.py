@@ -7,6 +7,7 @@ orders.lookup({"customer_id": [7]})
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -94,7 +95,12 @@ class Cluster:
         return store, Coordinator(store, deadline_s=deadline_s)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connect_again, (self.address, self._settings)
+        return Recipe.connect, (self.recipe,)
+
+    @property
+    def recipe(self) -> "Recipe":
+        """How to connect to the same cluster from elsewhere."""
+        return Recipe(self.address, self._settings)
 
     def create_table(
         self,
@@ -123,7 +129,7 @@ class Cluster:
 
     def again(self) -> "Cluster":
         """Return another connection to the same cluster, for when this one's session is lost."""
-        return _connect_again(self.address, self._settings)
+        return self.recipe.connect()
 
     def writer(
         self,
@@ -182,5 +188,13 @@ class Cluster:
         return wire.decode(answer).to_dict()
 
 
-def _connect_again(address: str, settings: dict[str, Any]) -> Cluster:
-    return Cluster(address, **settings)
+@dataclass(frozen=True)
+class Recipe:
+    """How to connect to a cluster: what travels in the place of a connection."""
+
+    address: str
+    settings: Mapping[str, Any]
+
+    def connect(self) -> Cluster:
+        """Connect."""
+        return Cluster(self.address, **self.settings)

@@ -32,15 +32,21 @@ class Admission:
         self._limits = limits
         self._changed = threading.Condition()
         self._closing = False
+        self.turned_away = False
         self.puts = 0
         self.bytes = 0
         self.refused = 0
 
     @contextmanager
-    def put(self) -> Iterator["Load"]:
-        """Admit a put, or raise Overloaded; what it holds is given back at the end."""
+    def put(self, announced: int = 0) -> Iterator["Load"]:
+        """Admit a put, or raise Overloaded; what it holds is given back at the end.
+
+        `announced`: how many bytes are to come. They are counted before they are read: a message
+        takes memory before anybody can refuse it.
+        """
         with self._changed:
             if self._closing:
+                self.turned_away = True
                 raise Overloaded("the server is stopping; nothing was written, try another")
             if self.puts >= self._limits.max_puts:
                 self.refused += 1
@@ -50,7 +56,7 @@ class Admission:
                 )
             self.puts += 1
         try:
-            with self.holding() as load:
+            with self.holding(announced) as load:
                 yield load
         finally:
             with self._changed:
@@ -62,17 +68,17 @@ class Admission:
         """Count bytes while they are held, or raise Overloaded."""
         load = Load(self)
         try:
-            load.grow(size)
+            load.reserve(size)
             yield load
         finally:
             with self._changed:
                 self.bytes -= load.bytes
 
-    def grow(self, size: int) -> None:
-        """Count more bytes, or raise Overloaded."""
+    def grow(self, size: int, held: int) -> None:
+        """Count more bytes of a call that holds some, or raise Overloaded."""
         with self._changed:
             # One call alone may be larger than the limit: its own limit is another.
-            if self.bytes and self.bytes + size > self._limits.max_bytes_in_flight:
+            if self.bytes > held and self.bytes + size > self._limits.max_bytes_in_flight:
                 self.refused += 1
                 raise Overloaded(
                     f"{self.bytes:,} bytes are in flight, near the limit of "
@@ -89,13 +95,20 @@ class Admission:
 
 
 class Load:
-    """What one put holds."""
+    """What one call holds: `bytes` are counted, of which `received` have arrived."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.bytes = 0
+        self.received = 0
+
+    def reserve(self, size: int) -> None:
+        """Count bytes that are to come, or raise Overloaded."""
+        more = max(0, size - self.bytes)
+        self._admission.grow(more, self.bytes)
+        self.bytes += more
 
     def grow(self, size: int) -> None:
-        """Hold more bytes, or raise Overloaded."""
-        self._admission.grow(size)
-        self.bytes += size
+        """Hold bytes that have arrived, announced or not; or raise Overloaded."""
+        self.received += size
+        self.reserve(self.received)

@@ -4,6 +4,7 @@ with LocalCluster("data", servers=2) as cluster:
     orders = cluster.connect().create_table("orders", schema)
 """
 
+import fcntl
 import socket
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from locks import EmbeddedZooKeeper, ServerNotStarted
 from locks.guarded import GuardedProcess, last_lines
@@ -104,6 +106,7 @@ class LocalCluster:
             *options,
         ]
         self.servers: list[LocalServer] = []
+        self._lock: IO[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -112,12 +115,15 @@ class LocalCluster:
 
     def start(self) -> "LocalCluster":
         """Start all processes and wait until all servers have joined."""
-        self.zookeeper.start()
-        command = [sys.executable, "-m", "server", "--zookeeper", self.address, *self._options]
-        self.servers = [
-            LocalServer(self._directory, number, command) for number in range(self._count)
-        ]
+        if self._lock is not None:
+            raise ServerNotStarted(f"the cluster in {self._directory} runs already")
+        self._lock = _locked(self._directory)
         try:
+            self.zookeeper.start()
+            command = [sys.executable, "-m", "server", "--zookeeper", self.address, *self._options]
+            self.servers = [
+                LocalServer(self._directory, number, command) for number in range(self._count)
+            ]
             for server in self.servers:
                 server.start()
             self.wait_until_joined()
@@ -131,6 +137,9 @@ class LocalCluster:
         for server in self.servers:
             server.stop()
         self.zookeeper.stop()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
 
     def connect(self, **arguments: object) -> Cluster:
         """Return a client; arguments as for `connect`."""
@@ -163,6 +172,19 @@ class LocalCluster:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _locked(directory: Path) -> IO[bytes]:
+    """Lock the directory for as long as the file is open: two ZooKeepers would ruin its data."""
+    lock = (directory / "lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ServerNotStarted(
+            f"another cluster runs in {directory}: connect to that one, or end it first"
+        ) from None
+    return lock
 
 
 def _port_of(address: str | None) -> int:

@@ -7,7 +7,6 @@ do_action   lookup, fence, undo, end_recovery, seal, ends, status
 
 import logging
 import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -157,9 +156,11 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             bad = isinstance(error, BadRequest | BatchTooLarge)
             what, level = wire.readable(str(error)), logging.WARNING if bad else logging.INFO
             logger.log(level, "refused a %s from %s: %s", call, context.peer(), what)
-            # Else the frames keep all that a refused put has sent, until Python looks for cycles.
-            traceback.clear_frames(exc.__traceback__)
-            raise wire.to_flight_error(error) from exc
+            try:
+                raise wire.to_flight_error(error) from exc
+            finally:
+                # A cycle of error and frame would keep what a refused put has sent.
+                del error
         except flight.FlightError:
             self._metrics.count("errors", call=call, error="Broken")
             raise

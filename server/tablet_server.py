@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 STORAGE = "/storage"
 _RECONNECT_S = 0.2
+_LINGER_S = 0.5  # Longer than clients pause between two attempts.
 _STOP_DEADLINE_S = 30.0
 _CLOSE_DEADLINE_S = 5.0
 
@@ -42,6 +43,9 @@ class TabletServer:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._logs = _absolute(config.logs)
+        for directory in (local_directory(self._logs), config.views):
+            if directory is not None:
+                _check_writable(directory)
         storage = open_storage(self._logs, **config.storage_settings)
         self._hosting = Hosting(storage, config.views, config.options)
         self._admission = Admission(config.limits)
@@ -100,6 +104,10 @@ class TabletServer:
         if self._thread.ident is not None:
             self._thread.join()
         self._hosting.close_all()
+        if self._admission.turned_away:
+            # Clients that were told to come again learn by that where to go. A call that the
+            # shutdown cut off would be one of unknown outcome to them.
+            time.sleep(_LINGER_S)
         # It waits for calls without end, and a caller can keep one open for as long as it likes.
         closing = threading.Thread(target=self._service.shutdown, daemon=True)
         closing.start()
@@ -295,6 +303,17 @@ class TabletServer:
             for key, led in self._hosting.led().items()
             for owner, epoch in led.owners().items()
         }
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise InvalidInput now, rather than when the first bucket is opened and nobody is there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        writable = os.access(directory, os.W_OK | os.X_OK)
+    except OSError as exc:
+        raise InvalidInput(f"{directory} is no directory to write to: {exc}") from exc
+    if not writable:
+        raise InvalidInput(f"{directory} cannot be written to; give one that can")
 
 
 def _absolute(location: str) -> str:

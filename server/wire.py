@@ -9,7 +9,7 @@ An error is a Flight error whose `extra_info` names its class.
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ FORMAT = 1
 LONGEST_REQUEST = 8 << 20
 LONGEST_TEXT = 1_000
 # Errors travel as HTTP headers, and gRPC drops answers whose headers are above 8 KiB.
-_LONGEST_MESSAGE, _END_OF_MESSAGE = 900, 250
+_LONGEST_MESSAGE, _END_OF_MESSAGE, _LONGEST_KEY = 900, 250, 500
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _LENGTH = struct.Struct("<I")
 _ROOTS = (merge_engine.TallybookError, locks.CoordinationError)
@@ -39,19 +39,23 @@ def _errors() -> dict[str, type[Exception]]:
     waiting: list[type[Exception]] = [*_ROOTS, WriterRefused]
     while waiting:
         kind = waiting.pop()
-        found[_name(kind)] = kind
+        found[error_name(kind)] = kind
         waiting += kind.__subclasses__()
     return found
 
 
-def _name(kind: type[Exception]) -> str:
+def error_name(kind: type[Exception]) -> str:
+    """Return how an error class is called on the wire."""
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
 
 
 def to_flight_error(error: Exception) -> flight.FlightError:
     """Return an error as Flight carries it; the class goes along by name."""
     message = readable(str(error))
-    fields = {"error": _name(type(error)), "message": message}
+    fields = {"error": error_name(type(error)), "message": message}
+    key = getattr(error, "encoded_key", None)
+    if key is not None and len(key) <= _LONGEST_KEY:
+        fields["key"] = key.hex()
     info = json.dumps(fields, ensure_ascii=False).encode()
     if isinstance(error, AccessRefused):
         return flight.FlightUnauthenticatedError(message, info)
@@ -75,11 +79,17 @@ def readable(text: str) -> str:
 def from_flight_error(error: flight.FlightError) -> Exception | None:
     """Return the error that the server raised; None if it is not one of ours: the network's."""
     try:
-        info = json.loads(error.extra_info or b"")
-        kind, message = _errors().get(info["error"], ServerFailed), str(info["message"])
+        return error_of(json.loads(error.extra_info or b""))
     except (ValueError, KeyError, TypeError):
         return None
-    return kind(message)
+
+
+def error_of(fields: Mapping[str, Any]) -> Exception:
+    """Return the error that these fields (error, message and perhaps key) describe."""
+    made = _errors().get(fields["error"], ServerFailed)(str(fields["message"]))
+    if isinstance(made, merge_engine.InvalidValue) and "key" in fields:
+        made.encoded_key = bytes.fromhex(fields["key"])
+    return made
 
 
 def encode(fields: dict[str, Any]) -> bytes:
@@ -120,9 +130,9 @@ class Fields:
         value = self._fields.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
             raise BadRequest(f"a request without {_KINDS.get(kind, kind.__name__)} as `{name}`")
-        if isinstance(value, int) and not _is_number(value):
+        if kind is int and not _is_number(value):
             raise BadRequest(f"a request whose `{name}` is no number of 64 bits")
-        if isinstance(value, str) and not _is_text(value):
+        if kind is str and not _is_text(value):
             raise BadRequest(
                 f"a request whose `{name}` is longer than {LONGEST_TEXT:,} or no Unicode text"
             )
@@ -160,7 +170,12 @@ class Fields:
         return values
 
 
-_KINDS: dict[type, str] = {int: "a whole number", str: "a text", list: "a list"}
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    list: "a list",
+    str: "a text",
+}
 
 
 def _is_number(value: object) -> bool:

@@ -1,0 +1,226 @@
+"""The executors' route: tasks fold their rows, Spark brings those of a bucket together, tasks put.
+
+Folded rows travel as bytes, in one row per source partition and bucket: (bucket, order, payload).
+So Spark's types do not matter, and order-sensitive functions see the source partitions in their
+order, whatever the shuffle does. Tasks return their outcome as rows: an error that Spark would
+retry in vain, or report as text only, comes back with its class. What a task raises is for a retry
+to cure.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from locks import BucketKey, CoordinationError, SessionLost
+from merge_engine import AggMode, InvalidValue, PutResult, Schema, TallybookError
+from merge_engine.batch import read_keys
+from merge_engine.hashing import bucket_of
+from recovery.access import Answers, Grant, Rows
+from server import wire
+from server.client import Cluster, Recipe
+from server.remote_table import RemoteTable
+from server.writer_access import put
+from sink.quarantine import set_aside
+from sink.rows import RowReader
+
+FOLDED = "bucket INT, position BIGINT, rows BIGINT, payload BINARY"
+OUTCOME = "outcome STRING"
+
+# The connections of this Python worker, which its tasks share.
+_clusters: dict[str, Cluster] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the tasks of one batch need; pickled into each of them."""
+
+    recipe: Recipe
+    table_id: int
+    schema: Schema
+    grant: Grant
+    reader: RowReader
+    buckets: int
+    names: Mapping[str, str]
+    quarantine: tuple[str, str] | None = None
+    exclude: Mapping[bytes, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the tasks of a batch did."""
+
+    rows: int
+    refused: int
+    answers: Answers[PutResult]
+
+
+def put_from_executors(frame: Any, job: Job, partitions: int) -> Outcome:
+    """Run the two stages and gather their outcomes; the first error of a task is raised here."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    folded = frame.select(
+        [F.col(f"`{of_input}`").alias(name) for name, of_input in job.names.items()]
+    ).mapInArrow(_folding(job), FOLDED)
+    outcomes = folded.repartitionById(partitions, F.col("bucket")).mapInArrow(
+        _putting(job), OUTCOME
+    )
+    return _gather([json.loads(row.outcome) for row in outcomes.collect()])
+
+
+def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        context = TaskContext.get()
+        part = 0 if context is None else context.partitionId()
+        gathered = list(batches)
+        if not gathered:
+            return
+        data = pa.Table.from_batches(gathered)
+        try:
+            rows, refused = job.reader.read(data, job.exclude)
+        except TallybookError as exc:
+            # Bucket -1 is nobody's: it carries the error to whoever gathers the outcomes.
+            yield _folded([-1], part, [0], [json.dumps(_failure(exc)).encode()])
+            return
+        if len(refused) and job.quarantine is not None:
+            path, owner = job.quarantine
+            set_aside(refused, path, owner, job.grant.token.batch, part)
+        table = rows.data
+        assert isinstance(table, pa.Table)
+        keys = read_keys(table, job.schema)
+        numbers = bucket_of(keys, job.buckets).astype(np.int64)
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+        parts = np.split(order, bounds[1:]) if len(order) else []
+        yield _folded(
+            [int(numbers[at[0]]) for at in parts],
+            part,
+            [len(data)] + [0] * (len(parts) - 1) if parts else [],
+            [_payload(table.take(pa.array(at)), rows) for at in parts],
+        )
+
+    return fold
+
+
+def _folded(
+    buckets: Sequence[int], part: int, rows: Sequence[int], payloads: Sequence[bytes]
+) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "bucket": pa.array(buckets, pa.int32()),
+            "position": pa.array([part] * len(buckets), pa.int64()),
+            "rows": pa.array(rows, pa.int64()),
+            "payload": pa.array(payloads, pa.binary()),
+        }
+    )
+
+
+def _payload(table: pa.Table, rows: Rows) -> bytes:
+    fields = {
+        "columns": list(rows.columns or ()),
+        "mode": int(rows.mode),
+        "operation_column": rows.operation_column,
+    }
+    return bytes(wire.frame(fields, table.schema, table.combine_chunks().to_batches()))
+
+
+def _putting(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def put_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        folded = [row for batch in batches for row in batch.to_pylist()]
+        failures = [row["payload"].decode() for row in folded if row["bucket"] < 0]
+        if failures:
+            yield _outcome(failures[0])
+            return
+        if not folded:
+            return
+        # One put per bucket and batch, in the order of the source's partitions.
+        folded.sort(key=lambda row: (row["bucket"], row["position"]))
+        yield _outcome(json.dumps(_put(job, folded)))
+
+    return put_all
+
+
+def _put(job: Job, folded: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    read = [wire.unframe(pa.py_buffer(row["payload"])) for row in folded]
+    tables = [pa.Table.from_batches(batches) for _, batches in read if batches]
+    with_operations = [fields for fields, _ in read if "operation_column" in fields]
+    operation = with_operations[0].get("operation_column", str) if with_operations else None
+    if operation is not None:
+        tables = [_with_operations(table, operation) for table in tables]
+    fields = read[0][0]
+    rows = Rows(
+        data=pa.concat_tables(tables),
+        columns=fields.texts("columns"),
+        mode=AggMode(fields.get("mode", int)),
+        operation_column=operation,
+    )
+    try:
+        answers = _put_connected(job, rows)
+    except (TallybookError, CoordinationError) as exc:
+        return _failure(exc)
+    return {
+        "rows": sum(row["rows"] for row in folded),
+        "sessions": sorted(answers.sessions),
+        "results": [
+            [*key, result.base_offset, result.end_offset, int(result.repeated)]
+            for key, result in answers.results.items()
+        ],
+    }
+
+
+def _with_operations(table: pa.Table, name: str) -> pa.Table:
+    """A part without deletes has no operation column: all its rows are upserts."""
+    if name in table.column_names:
+        return table
+    return table.append_column(name, pa.array(np.zeros(table.num_rows, np.int8)))
+
+
+def _put_connected(job: Job, rows: Rows) -> Answers[PutResult]:
+    """Put over the worker's connection; if its session was lost since, over a new one."""
+    try:
+        return put(_table(job), job.grant, rows)
+    except SessionLost:
+        _clusters.pop(job.recipe.address).close()
+        return put(_table(job), job.grant, rows)
+
+
+def _table(job: Job) -> RemoteTable:
+    address = job.recipe.address
+    if address not in _clusters:
+        _clusters[address] = job.recipe.connect()
+    return _clusters[address].table_by_id(job.table_id)
+
+
+def _outcome(text: str) -> pa.RecordBatch:
+    return pa.record_batch({"outcome": pa.array([text], pa.string())})
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    fields: dict[str, Any] = {"error": wire.error_name(type(error)), "message": str(error)}
+    if isinstance(error, InvalidValue) and error.encoded_key is not None:
+        fields["key"] = error.encoded_key.hex()
+    return fields
+
+
+def _gather(outcomes: Sequence[Mapping[str, Any]]) -> Outcome:
+    for outcome in outcomes:
+        if "error" in outcome:
+            raise wire.error_of(outcome)
+    results = {
+        BucketKey(partition, number): PutResult(
+            base_offset=base, end_offset=end, repeated=bool(repeated)
+        )
+        for outcome in outcomes
+        for partition, number, base, end, repeated in outcome["results"]
+    }
+    sessions = frozenset(name for outcome in outcomes for name in outcome["sessions"])
+    return Outcome(
+        rows=sum(outcome["rows"] for outcome in outcomes),
+        refused=0,
+        answers=Answers(results, sessions),
+    )

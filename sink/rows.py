@@ -1,0 +1,227 @@
+"""The rows of a micro-batch on their way to the table: named, checked, folded, or set aside."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from merge_engine import (
+    AggMode,
+    InvalidInput,
+    InvalidKey,
+    InvalidValue,
+    MissingColumn,
+    Schema,
+    SchemaError,
+    UnknownColumn,
+)
+from merge_engine.keys import KeyCodec
+from merge_engine.local import fold_locally
+from merge_engine.suggestions import did_you_mean
+from merge_engine.types import conform
+from recovery.access import Rows
+
+REASON = "_reason"
+Flags = np.typing.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputColumns:
+    """Which columns of the input go where: table columns by the names that the input has for them.
+
+    `written` are the table's value columns that the sink owns; `renamed` maps the table's names to
+    the input's where they differ; `operation` is the input's column of 'upsert' and 'delete'.
+    """
+
+    schema: Schema
+    written: tuple[str, ...]
+    renamed: Mapping[str, str]
+    operation: str | None = None
+    ignore_extra: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.written:
+            raise InvalidInput("a sink writes at least one column: columns=[...]")
+        for name in (*self.written, *self.renamed):
+            self.schema.column(name) if name not in self._orders() else None
+        for name in self.written:
+            if self.schema.column(name).function is None:
+                raise SchemaError(
+                    f"column '{name}' is part of the key; a sink writes value columns"
+                )
+
+    def names(self) -> dict[str, str]:
+        """Return the needed columns: the table's name (or order_by's), and the input's."""
+        keys = [column.name for column in self.schema.key_columns]
+        wanted = dict.fromkeys((*keys, *self.written, *self._orders()))
+        names = {name: self.renamed.get(name, name) for name in wanted}
+        if self.operation is not None:
+            names[self.operation] = self.operation
+        return names
+
+    def _orders(self) -> list[str]:
+        functions = [self.schema.column(n).function for n in self.written if n in self.schema.names]
+        return [f.order_by for f in functions if f is not None and f.order_by is not None]
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise an error that names what the input lacks, or has beyond what is needed."""
+        names = self.names()
+        for name, of_input in names.items():
+            if of_input not in columns:
+                what = f"'{of_input}'" + (f" (for '{name}')" if of_input != name else "")
+                hint = did_you_mean(of_input, list(columns))
+                raise MissingColumn(f"the input has no column {what}{hint}")
+        extra = [name for name in columns if name not in names.values()]
+        if extra and not self.ignore_extra:
+            listed = ", ".join(f"'{name}'" for name in extra)
+            raise UnknownColumn(
+                f"the input has columns that this sink does not write: {listed}; select what it "
+                "needs, rename them by renamed={...}, or pass ignore_extra=True"
+            )
+
+
+class RowReader:
+    """Folds rows for the table; the bad ones fail the batch, or are set aside."""
+
+    def __init__(self, columns: InputColumns, *, fold: bool, set_aside: bool) -> None:
+        self._columns = columns
+        self._fold = fold
+        self._set_aside = set_aside
+
+    def read(self, data: pa.Table, exclude: Mapping[bytes, str]) -> tuple[Rows, pa.Table]:
+        """Return the rows to put, and those set aside with a reason.
+
+        `data` has the table's column names. `exclude`: encoded keys whose rows are known to be
+        refused, each with why. Without setting aside, the first bad row is an error with a sample.
+        """
+        refused: list[pa.Table] = []
+        if self._set_aside:
+            data, bad = self._without_bad_rows(data)
+            refused += bad
+            if exclude:
+                data, bad = self._without_keys(data, exclude)
+                refused += bad
+        while True:
+            try:
+                rows = self._rows(data)
+                break
+            except InvalidValue as exc:
+                if not self._set_aside or exc.encoded_key is None:
+                    raise self._with_sample(exc, data) from exc
+                data, bad = self._without_keys(data, {exc.encoded_key: str(exc)})
+                refused += bad
+            except InvalidInput as exc:
+                raise self._with_sample(exc, data) from exc
+        empty = data.schema.append(pa.field(REASON, pa.string())).empty_table()
+        return rows, pa.concat_tables([empty, *refused], promote_options="permissive")
+
+    def _rows(self, data: pa.Table) -> Rows:
+        columns = self._columns
+        if not self._fold:
+            return Rows(data=data, columns=columns.written, operation_column=columns.operation)
+        folded = fold_locally(
+            data,
+            columns.schema,
+            columns=columns.written,
+            operation_column=columns.operation,
+        )
+        return Rows(
+            data=folded.data,
+            columns=folded.columns,
+            mode=AggMode.MERGE_STATE,
+            operation_column=folded.operation_column,
+        )
+
+    def _without_bad_rows(self, data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+        """Take out rows with a null key, and rows with a value that its column cannot take."""
+        schema = self._columns.schema
+        refused = []
+        for column in schema.key_columns:
+            null = pc.is_null(data.column(column.name)).to_numpy()
+            data, bad = _split(data, null, f"key column '{column.name}' is null")
+            refused += bad
+        for name in data.column_names:
+            wanted = _type_of(schema, name)
+            if wanted is None:
+                continue
+            values = data.column(name).combine_chunks()
+            failing = _failing(partial(conform, target=wanted, column=name), values)
+            data, bad = _split(data, failing, f"column '{name}' cannot be read as {wanted}")
+            refused += bad
+        return data, refused
+
+    def _without_keys(
+        self, data: pa.Table, keys: Mapping[bytes, str]
+    ) -> tuple[pa.Table, list[pa.Table]]:
+        encoded = self._encoded(data)
+        refused = []
+        for key, reason in keys.items():
+            chosen = pc.equal(encoded, pa.scalar(key, encoded.type)).to_numpy(zero_copy_only=False)
+            data, bad = _split(data, chosen, reason)
+            encoded = encoded.filter(pa.array(~chosen))
+            refused += bad
+        return data, refused
+
+    def _encoded(self, data: pa.Table) -> pa.BinaryArray:
+        keys = self._columns.schema.key_columns
+        arrays = [conform(data.column(k.name), k.type, column=k.name) for k in keys]
+        return KeyCodec([key.type for key in keys]).encode(arrays)
+
+    def _with_sample(self, error: InvalidInput, data: pa.Table) -> InvalidInput:
+        """Return the error with a row that shows it."""
+        sample = self._sample(error, data)
+        if sample is None:
+            return error
+        made = type(error)(f"{error}. A row of it: {sample}")
+        if isinstance(error, InvalidValue) and isinstance(made, InvalidValue):
+            made.encoded_key = error.encoded_key
+        return made
+
+    def _sample(self, error: InvalidInput, data: pa.Table) -> dict[str, object] | None:
+        if data.num_rows == 0:
+            return None
+        chosen = np.zeros(data.num_rows, bool)
+        if isinstance(error, InvalidKey):
+            for column in self._columns.schema.key_columns:
+                chosen |= pc.is_null(data.column(column.name)).to_numpy()
+        elif isinstance(error, InvalidValue) and error.encoded_key is not None:
+            chosen = pc.equal(self._encoded(data), error.encoded_key).to_numpy(zero_copy_only=False)
+        row = int(np.argmax(chosen)) if chosen.any() else 0
+        sample: dict[str, object] = data.slice(row, 1).to_pylist()[0]
+        return sample
+
+
+def _type_of(schema: Schema, name: str) -> pa.DataType | None:
+    if name not in schema.names:
+        return None
+    column = schema.column(name)
+    return column.type if column.function is None else column.input_type
+
+
+def _split(data: pa.Table, bad: Flags, reason: str) -> tuple[pa.Table, list[pa.Table]]:
+    if not bad.any():
+        return data, []
+    refused = data.filter(pa.array(bad))
+    refused = refused.append_column(REASON, pa.array([reason] * refused.num_rows, pa.string()))
+    return data.filter(pa.array(~bad)), [refused]
+
+
+def _failing(check: Callable[[pa.Array], object], values: pa.Array) -> Flags:
+    """Return which values fail, found by halving; a type that never fits fails as a whole batch."""
+    check(values.slice(0, 0))
+    failing = np.zeros(len(values), bool)
+    waiting = [(0, len(values))]
+    while waiting:
+        start, stop = waiting.pop()
+        try:
+            check(values.slice(start, stop - start))
+        except InvalidInput:
+            if stop - start == 1:
+                failing[start] = True
+            else:
+                middle = (start + stop) // 2
+                waiting += [(start, middle), (middle, stop)]
+    return failing

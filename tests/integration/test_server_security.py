@@ -1,0 +1,391 @@
+"""Who is let in: tokens, TLS, ZooKeeper's credentials; and what a stranger reads and leaves."""
+
+import datetime
+import http.client
+import ipaddress
+import json
+import logging
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from locks import AccessDenied, EmbeddedZooKeeper
+from merge_engine import InvalidInput, Retryable
+from server import wire
+from server.client import Cluster
+from server.config import ServerConfig
+from server.connections import Access
+from server.errors import AccessRefused
+from server.local_cluster import LocalCluster
+from server.tablet_server import TabletServer
+from tests.raw_flight import SCHEMA, client_of, json_log, running
+from tests.zookeeper_server import chroot, zookeeper_server
+
+TOKEN = "open-sesame-4711"
+WRONG: dict[str, str | None] = {"no token": None, "a wrong token": "open-sesame-4712"}
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    with zookeeper_server(tmp_path_factory.mktemp("security")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with ours.pem, ours.key and other.pem: certificates for 127.0.0.1."""
+    directory = tmp_path_factory.mktemp("certificates")
+    for name in ("ours", "other"):
+        _make_certificate(directory / f"{name}.pem", directory / f"{name}.key")
+    return directory
+
+
+def _make_certificate(certificate: Path, key: Path, address: str = "127.0.0.1") -> None:
+    """Make a certificate that is signed by itself, good for a day."""
+    x509 = pytest.importorskip("cryptography.x509", reason="certificates need `cryptography`")
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    secret = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, certificate.stem)])
+    day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
+    addresses = [x509.IPAddress(ipaddress.ip_address(address))]
+    signed = (
+        x509.CertificateBuilder(name, name, secret.public_key(), x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(secret, hashes.SHA256())
+    )
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    key.write_bytes(
+        secret.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+
+
+def _config(tmp_path: Path, **settings: Any) -> ServerConfig:
+    return ServerConfig(
+        zookeeper="127.0.0.1:1", logs=str(tmp_path / "logs"), views=tmp_path / "views", **settings
+    )
+
+
+# --- What can be configured ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "db.example.org", "127.0.0.2", "192.168.1.1"])
+def test_a_server_that_others_can_reach_needs_a_token(tmp_path: Path, host: str) -> None:
+    with pytest.raises(InvalidInput, match=f"a server on {host} can be reached by others: give it"):
+        _config(tmp_path, host=host)
+    assert _config(tmp_path, host=host, token=TOKEN).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_on_the_loopback_address_needs_none(tmp_path: Path, host: str) -> None:
+    assert _config(tmp_path, host=host).token is None
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("0.0.0.0", "no address that clients could be told"),
+        ("::1", "give an IPv6 machine by its name"),
+        ("", "neither a name nor"),
+        ("a/b", "neither a name nor"),
+        ("host:80", "neither a name nor"),
+    ],
+)
+def test_hosts_that_clients_could_not_use_are_refused(
+    tmp_path: Path, host: str, words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        _config(tmp_path, host=host, token=TOKEN)
+
+
+@pytest.mark.parametrize("token", ["", "two words", "schlüssel", "a\nb", "\x00"])
+def test_tokens_that_no_header_can_carry_are_refused_on_both_sides(
+    tmp_path: Path, token: str
+) -> None:
+    with pytest.raises(InvalidInput, match="a token has letters, digits and signs of ASCII"):
+        _config(tmp_path, token=token)
+    with pytest.raises(InvalidInput, match="a token has letters, digits and signs of ASCII"):
+        client_of("127.0.0.1:1", token=token)
+
+
+def test_secrets_are_not_in_representations(tmp_path: Path) -> None:
+    config = _config(tmp_path, token=TOKEN, credentials=("user", "password-0815"))
+    for shown in (repr(config), str(config), repr(Access(token=TOKEN))):
+        assert TOKEN not in shown
+        assert "password-0815" not in shown
+
+
+def test_half_of_tls_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="both a certificate and its key"):
+        _config(tmp_path, tls_certificate=tmp_path / "x.pem")
+
+
+def test_files_that_are_no_certificate_are_refused(tmp_path: Path, certificates: Path) -> None:
+    (tmp_path / "garbage.pem").write_text("garbage é")
+    for certificate, key in (
+        (tmp_path / "garbage.pem", certificates / "ours.key"),
+        (certificates / "ours.pem", certificates / "other.key"),
+        (tmp_path / "missing.pem", certificates / "ours.key"),
+    ):
+        with pytest.raises(InvalidInput, match="are not a certificate and its key"):
+            TabletServer(_config(tmp_path, tls_certificate=certificate, tls_key=key))
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"cannot listen on 192\.0\.2\.1:0: no address of"):
+        TabletServer(_config(tmp_path, host="192.0.2.1", token=TOKEN))
+
+
+# --- Token --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """Return the address of a cluster that wants a token, its server, and its log."""
+    directory, address = tmp_path_factory.mktemp("guarded"), chroot(zookeeper)
+    with (
+        json_log() as log,
+        running(address, directory, token=TOKEN, metrics_port=0) as server,
+        client_of(address, token=TOKEN) as cluster,
+    ):
+        table = cluster.create_table("t", SCHEMA, buckets=2, column_locks=False)
+        table.put({"k": [1, 2, 3], "a": [1, 1, 1]})
+        yield address, server, log
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_every_call_is_refused_without_the_token(guarded: Any, what: str) -> None:
+    address, _, log = guarded
+    seen = len(log.lines)
+    with client_of(address, token=WRONG[what]) as cluster:
+        table = cluster.table("t")
+        bucket = table.bucket_keys()[0]
+        for call in (
+            lambda: table.put({"k": [1], "a": [1]}),
+            lambda: table.delete({"k": [1]}),
+            lambda: table.lookup({"k": [1]}),
+            lambda: list(table.changelog(bucket)),
+            lambda: table.undo("x", ["a"], {bucket: 0}),
+            table.end_offsets,
+            cluster.status,
+        ):
+            with pytest.raises(AccessRefused, match=f"wants a token, and got {what}; give the"):
+                call()
+    refused = [line["message"] for line in log.lines[seen:]]
+    assert {f"refused a {call} with {what}" for call in ("do_put", "do_get", "do_action")} == set(
+        refused
+    )
+    with client_of(address, token=TOKEN) as cluster:
+        assert cluster.table("t").lookup({"k": [1]}).column("a").to_pylist() == [1]
+
+
+@pytest.mark.parametrize("action", ["ping", "lookup", "fence", "undo", "seal", "ends", "nonsense"])
+def test_every_action_is_refused_to_a_stranger(guarded: Any, action: str) -> None:
+    _, server, _ = guarded
+    client = flight.FlightClient(f"grpc://{server.address}")
+    for headers in (
+        [],
+        [(b"authorization", TOKEN.encode())],
+        [(b"authorization", b"Bearer " + b"~" * 99)],
+    ):
+        options = flight.FlightCallOptions(headers=headers, timeout=10)
+        with pytest.raises(flight.FlightUnauthenticatedError, match="wants a token"):
+            list(client.do_action(flight.Action(action, wire.encode({})), options))
+    client.close()
+
+
+def test_the_metrics_want_the_token_too(guarded: Any) -> None:
+    _, server, _ = guarded
+    url = f"http://{server.metrics_address}/metrics"
+    for headers in ({}, {"Authorization": "Bearer guess"}, {"Authorization": f"Basic {TOKEN}"}):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+            _fetch(url, headers)
+        refused.value.close()
+    assert "tallybook_rows_total" in _fetch(url, {"Authorization": f"Bearer {TOKEN}"})
+
+
+def _fetch(url: str, headers: dict[str, str], tls: ssl.SSLContext | None = None) -> str:
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=10, context=tls) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_token_is_not_in_the_log(guarded: Any) -> None:
+    _, _, log = guarded
+    for token in (TOKEN, WRONG["a wrong token"]):
+        assert token not in log.text
+
+
+# --- TLS ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def over_tls(
+    zookeeper: EmbeddedZooKeeper, certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, TabletServer]]:
+    directory, address = tmp_path_factory.mktemp("tls"), chroot(zookeeper)
+    tls = {"tls_certificate": certificates / "ours.pem", "tls_key": certificates / "ours.key"}
+    with running(address, directory, metrics_port=0, **tls) as server:
+        with client_of(address, tls_root=certificates / "ours.pem") as cluster:
+            table = cluster.create_table("t", SCHEMA, buckets=2, column_locks=False)
+            table.put({"k": [1, 2, 3], "a": [1, 2, 3]})
+        yield address, server
+
+
+def _look_up(cluster: Cluster) -> list[int]:
+    values: list[int] = cluster.table("t").lookup({"k": [1, 2, 3]}).column("a").to_pylist()
+    return values
+
+
+def test_a_client_with_the_root_certificate_is_served(
+    over_tls: tuple[str, TabletServer], certificates: Path
+) -> None:
+    with client_of(over_tls[0], tls_root=str(certificates / "ours.pem")) as cluster:
+        assert _look_up(cluster) == [1, 2, 3]
+
+
+def test_a_client_without_tls_is_told_so(over_tls: tuple[str, TabletServer]) -> None:
+    with client_of(over_tls[0], deadline_s=0.5) as cluster:
+        with pytest.raises(Retryable, match="Socket closed; if it speaks TLS, give `tls_root`"):
+            _look_up(cluster)
+        [status] = cluster.status()
+        assert "if it speaks TLS" in status["error"]
+
+
+def test_a_client_with_another_root_certificate_is_told_so_at_once(
+    over_tls: tuple[str, TabletServer], certificates: Path
+) -> None:
+    with (
+        client_of(over_tls[0], tls_root=certificates / "other.pem") as cluster,
+        pytest.raises(AccessRefused, match="does not vouch for the TLS certificate of server"),
+    ):
+        _look_up(cluster)
+
+
+@pytest.mark.parametrize("content", [None, "garbage é"])
+def test_a_root_certificate_that_is_none_is_told_so_at_once(
+    over_tls: tuple[str, TabletServer], tmp_path: Path, content: str | None
+) -> None:
+    root = tmp_path / "root.pem"
+    if content is not None:
+        root.write_text(content)
+    with (
+        client_of(over_tls[0], tls_root=root) as cluster,
+        pytest.raises(InvalidInput, match=r"root\.pem is no PEM file with certificates"),
+    ):
+        _look_up(cluster)
+
+
+def test_tls_to_a_server_that_does_not_speak_it_is_told_so_at_once(
+    guarded: Any, certificates: Path
+) -> None:
+    with (
+        client_of(guarded[0], token=TOKEN, tls_root=certificates / "ours.pem") as cluster,
+        pytest.raises(AccessRefused, match="does not speak TLS: leave `tls_root` out"),
+    ):
+        cluster.table("t").lookup({"k": [1]})
+
+
+def test_a_certificate_of_another_address_is_told_so(
+    zookeeper: EmbeddedZooKeeper, certificates: Path, tmp_path: Path
+) -> None:
+    address, pem, key = chroot(zookeeper), tmp_path / "far.pem", tmp_path / "far.key"
+    _make_certificate(pem, key, "192.0.2.1")
+    with (
+        running(address, tmp_path / "far", tls_certificate=pem, tls_key=key),
+        client_of(address, tls_root=pem) as cluster,
+    ):
+        cluster.create_table("t", SCHEMA, buckets=1, column_locks=False)
+        with pytest.raises(AccessRefused, match="does not vouch for the TLS certificate"):
+            _look_up(cluster)
+
+
+def test_the_metrics_speak_tls_too(over_tls: tuple[str, TabletServer], certificates: Path) -> None:
+    trusted = ssl.create_default_context(cafile=certificates / "ours.pem")
+    address = over_tls[1].metrics_address
+    assert "tallybook_rows_total" in _fetch(f"https://{address}/metrics", {}, trusted)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        _fetch(f"http://{address}/metrics", {})
+
+
+# --- ZooKeeper ----------------------------------------------------------------------------------
+
+
+def test_zookeeper_lets_in_those_with_its_credentials_only(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    address, credentials = chroot(zookeeper), ("tallybook", "secret-1234")
+    with json_log() as log, running(address, tmp_path / "server", credentials=credentials):
+        with client_of(address, credentials=credentials) as cluster:
+            table = cluster.create_table("t", SCHEMA, buckets=2, column_locks=False)
+            table.put({"k": [1, 2, 3], "a": [1, 2, 3]})
+            assert _look_up(cluster) == [1, 2, 3]
+        for other in (None, ("tallybook", "guess")):
+            with (
+                pytest.raises(AccessDenied, match="with these credentials"),
+                client_of(address, credentials=other) as cluster,
+            ):
+                cluster.table("t")
+        with pytest.raises(AccessDenied, match="with these credentials"):
+            running(address, tmp_path / "other", credentials=("tallybook", "guess")).start()
+    assert "secret-1234" not in log.text
+
+
+# --- The process --------------------------------------------------------------------------------
+
+
+def test_the_log_of_a_server_is_json_and_has_no_secrets(certificates: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    options = [
+        *("--token-file", str(tmp_path / "token"), "--log-level", "debug"),
+        *("--tls-certificate", str(certificates / "ours.pem")),
+        *("--tls-key", str(certificates / "ours.key")),
+    ]
+    with LocalCluster(tmp_path / "cluster", options=options, session_timeout_s=5) as local:
+        [server] = local.servers
+        access = {"token": TOKEN, "tls_root": certificates / "ours.pem"}
+        with client_of(local.address, **access) as cluster:
+            table = cluster.create_table("t", SCHEMA, buckets=1, column_locks=False)
+            table.put({"k": [1, 2, 3], "a": [1, 2, 3]})
+            with pytest.raises(InvalidInput):
+                table.put(pa.table({"k": [1], "nope": [1]}))
+            assert _look_up(cluster) == [1, 2, 3]
+        for strange in ({}, {"tls_root": certificates / "other.pem"}, {**access, "token": "guess"}):
+            settings = {"deadline_s": 0.5, **strange}
+            with (
+                client_of(local.address, **settings) as cluster,
+                pytest.raises((Retryable, AccessRefused)),
+            ):
+                _look_up(cluster)
+        assert server.address is not None
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port))) as connection, suppress(OSError):
+            connection.sendall(b"\x16\x03\x01" + b"\x00" * 500)
+    log = server.log_path.read_text()
+    for line in log.splitlines():
+        fields = json.loads(line)
+        assert {"time", "level", "logger", "message"} <= fields.keys()
+        datetime.datetime.fromisoformat(fields["time"])
+        assert fields["level"].upper() in logging.getLevelNamesMapping()
+    assert "refused a put from ipv4:127.0.0.1" in log
+    assert "refused a do_action with a wrong token" in log
+    assert TOKEN not in log
