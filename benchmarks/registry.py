@@ -7,6 +7,7 @@ from benchmarks.locks import lock_commits
 from benchmarks.lookup import lookup
 from benchmarks.put import put_1m_keys, put_1m_keys_fixed, put_4_buckets, put_10k_keys
 from benchmarks.recovery import replay, undo
+from benchmarks.sink import sink_overhead, sink_vs_delta, sink_vs_stateful
 
 BENCHMARKS: dict[str, Benchmark] = {
     function.__name__: function
@@ -23,5 +24,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         flight_puts,
         flight_lookups,
         failover,
+        sink_vs_stateful,
+        sink_overhead,
+        sink_vs_delta,
     )
 }

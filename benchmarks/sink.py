@@ -1,0 +1,270 @@
+"""The Spark sink, end to end: against Spark's own stateful aggregation, and against Delta MERGE.
+
+All read the same Parquet files as a stream, one file per batch, in one `local[2]` session.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.figure import Figure, Setting
+from benchmarks.measure import Pairs, timed
+from benchmarks.workload import Workload
+from merge_engine import PutResult
+from recovery.access import Answers, Grant, Rows
+from recovery.writer import TableWriter
+from server.local_cluster import LocalCluster
+from sink.aggregate_sink import AggregateSink
+
+_BUCKETS = 4
+_COLUMNS = ("total", "highest", "events")
+_EMPTY_BATCHES = 12
+_DELTA_BATCHES = 3
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def sink_vs_stateful(setting: Setting) -> Iterator[Figure]:
+    """Events per second of the sink and of Spark's stateful aggregation, on many and few keys."""
+    for label, keys in (("1m", setting.keys), ("10k", setting.small_keys)):
+        directory = setting.directory / f"stateful-{label}"
+        fill = max(keys // setting.batch_rows, 2)
+        measured = setting.runs * 2
+        work = Workload(keys, batch_rows=setting.batch_rows, string=False)
+        source = _write_source(directory / "source", work, fill, measured)
+        with ExitStack() as stack:
+            cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=1))
+            client = stack.enter_context(cluster.connect())
+            client.create_table("bench", work.schema, buckets=_BUCKETS)
+            spark = stack.enter_context(_spark(directory))
+            frame = _stream(spark, source)
+            sink = AggregateSink(cluster.address, "bench", columns=_COLUMNS)
+            ours = _run(frame.writeStream.foreachBatch(sink), directory / "ours", fill)
+            theirs = _run(_stateful(_stream(spark, source)), directory / "theirs", fill)
+        rows = setting.batch_rows
+        yield Pairs([s / rows for s in ours], [s / rows for s in theirs]).speed(
+            f"sink_{label}_keys_vs_stateful",
+            what=f"events/s end to end of the sink, {rows:,}-row batches into {keys:,} keys, "
+            "against Spark's stateful aggregation (RocksDB state store) of the same files",
+            unit="events",
+            goal=">=2",
+        )
+
+
+def sink_overhead(setting: Setting) -> Iterator[Figure]:
+    """What the sink adds to an empty batch, and undo through the writer against its batch."""
+    directory = setting.directory / "overhead"
+    work = Workload(setting.keys, batch_rows=setting.batch_rows, string=False)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=1))
+        client = stack.enter_context(cluster.connect())
+        client.create_table("bench", work.schema, buckets=_BUCKETS)
+        spark = stack.enter_context(_spark(directory))
+        frame = spark.createDataFrame([], "key BIGINT, total BIGINT, highest DOUBLE, events BIGINT")
+        sink = AggregateSink(
+            cluster.address, "bench", columns=_COLUMNS, owner_id="bench", route="driver"
+        )
+        ours, theirs = [], []
+        for batch in range(_EMPTY_BATCHES):
+            began = time.perf_counter()
+            sink(frame, batch)
+            ours.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            frame.toArrow()
+            theirs.append(time.perf_counter() - began)
+        sink.close()
+    extra = (median(ours[2:]) - median(theirs[2:])) * 1000
+    yield Figure(
+        name="sink_empty_batch_overhead_ms",
+        what="time that the sink takes for an empty batch, beyond collecting it",
+        ours=f"{median(ours[2:]) * 1000:.0f} ms",
+        baseline=f"{median(theirs[2:]) * 1000:.0f} ms",
+        value=extra,
+        goal="<50",
+    )
+    yield from _undo(setting, directory, work)
+
+
+def _undo(setting: Setting, directory: Path, work: Workload) -> Iterator[Figure]:
+    """A batch that fails after its puts is undone before the error is raised."""
+    writes, undos = [], []
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(directory / "undo", servers=1))
+        client = stack.enter_context(cluster.connect())
+        table = client.create_table("bench", work.schema, buckets=_BUCKETS)
+        writer = stack.enter_context(table.writer(owner_id="bench", columns=_COLUMNS))
+        for number, batch in enumerate(work.fill()):
+            writer.write(number, Rows(data=batch, columns=_COLUMNS))
+        for _ in range(setting.runs):
+            rows = Rows(data=work.batch(), columns=_COLUMNS)
+            seconds, _ = timed(partial(writer.write, writer.batch + 1, rows))
+            writes.append(seconds)
+            undos.append(_time_of_undo(writer, Rows(data=work.batch(), columns=_COLUMNS)))
+    yield Pairs(undos, writes).duration(
+        "writer_undo_vs_write",
+        what=f"recovery of a batch of {setting.batch_rows:,} rows in {setting.keys:,} keys that "
+        "failed before its commit (acquire, fence, undo, ready), against writing one",
+        goal="<=1",
+    )
+
+
+class _Failure(Exception):
+    """What goes wrong after the puts."""
+
+
+def _time_of_undo(writer: TableWriter, rows: Rows) -> float:
+    failed = 0.0
+
+    def put_and_fail(grant: Grant) -> Answers[PutResult]:
+        nonlocal failed
+        writer.access.put(grant, rows)
+        failed = time.perf_counter()
+        raise _Failure
+
+    try:
+        writer.run(writer.batch + 1, put_and_fail)
+    except _Failure:
+        return time.perf_counter() - failed
+    raise AssertionError("it did not fail")
+
+
+def sink_vs_delta(setting: Setting) -> Iterator[Figure]:
+    """The sink against foreachBatch with delta-rs MERGE, once the table is large."""
+    try:
+        import deltalake  # noqa: PLC0415
+    except ImportError:
+        print("  skipped: deltalake is not installed (pip install 'tallybook[delta]')")
+        return
+    directory = setting.directory / "delta"
+    load = Workload(setting.large_keys, batch_rows=5 * setting.batch_rows, string=False)
+    work = Workload(setting.large_keys, batch_rows=setting.batch_rows, string=False)
+    path = str(directory / "table")
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=1))
+        client = stack.enter_context(cluster.connect())
+        table = client.create_table("bench", load.schema, buckets=_BUCKETS)
+        with table.writer(owner_id="bench", columns=_COLUMNS) as writer:
+            for number, batch in enumerate(load.fill()):
+                writer.write(number, Rows(data=batch, columns=_COLUMNS))
+                deltalake.write_deltalake(path, batch, mode="append")
+        deltalake.DeltaTable(path).optimize.compact()
+        spark = stack.enter_context(_spark(directory))
+        sink = AggregateSink(
+            cluster.address, "bench", columns=_COLUMNS, owner_id="bench", route="driver"
+        )
+        stack.callback(sink.close)
+        source = directory / "source"
+        source.mkdir()
+        ours, theirs = [], []
+        for number in range(_DELTA_BATCHES):
+            pq.write_table(pa.Table.from_batches([work.batch()]), source / f"{number}.parquet")
+            frame = spark.read.parquet(str(source / f"{number}.parquet"))
+            batch_id = setting.large_keys + number
+            ours.append(timed(partial(sink, frame, batch_id))[0] / setting.batch_rows)
+            theirs.append(timed(partial(_merge_into_delta, path, frame))[0] / setting.batch_rows)
+    yield Pairs(ours, theirs).speed(
+        "sink_10m_keys_vs_delta_merge",
+        what=f"events/s of the sink's foreachBatch, {setting.batch_rows:,}-row batches into a "
+        f"table of {setting.large_keys:,} rows, against a foreachBatch with delta-rs MERGE",
+        unit="events",
+        goal=">=3",
+    )
+
+
+def _merge_into_delta(path: str, frame: Any) -> None:
+    import deltalake  # noqa: PLC0415
+
+    grouped = (
+        frame.toArrow()
+        .group_by("key")
+        .aggregate([("total", "sum"), ("highest", "max"), ("events", "count")])
+        .rename_columns(["key", "total", "highest", "events"])
+    )
+    (
+        deltalake.DeltaTable(path)
+        .merge(grouped, "t.key = s.key", source_alias="s", target_alias="t")
+        .when_matched_update(
+            {
+                "total": "t.total + s.total",
+                "highest": "greatest(t.highest, s.highest)",
+                "events": "t.events + s.events",
+            }
+        )
+        .when_not_matched_insert_all()
+        .execute()
+    )
+
+
+def _write_source(directory: Path, work: Workload, fill: int, measured: int) -> Path:
+    """Write one file per batch: those that fill the table, and then those that are measured."""
+    directory.mkdir(parents=True)
+    batches = [*work.fill(), *(work.batch() for _ in range(fill))][:fill]
+    batches += [work.batch() for _ in range(measured)]
+    for number, batch in enumerate(batches):
+        pq.write_table(pa.Table.from_batches([batch]), directory / f"{number:05d}.parquet")
+        # The file source takes files in the order of their times.
+        moment = 1_700_000_000 + number
+        os.utime(directory / f"{number:05d}.parquet", (moment, moment))
+    return directory
+
+
+def _stream(spark: Any, source: Path) -> Any:
+    return (
+        spark.readStream.schema("key BIGINT, total BIGINT, highest DOUBLE, events BIGINT")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(source))
+    )
+
+
+def _stateful(frame: Any) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    grouped = frame.groupBy("key").agg(F.sum("total"), F.max("highest"), F.count("events"))
+    return grouped.writeStream.outputMode("update").format("noop")
+
+
+def _run(writer: Any, checkpoint: Path, fill: int) -> list[float]:
+    """Run the query over all files; return the seconds of each batch behind those that fill."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    if query.exception() is not None:
+        raise query.exception()
+    seconds = {
+        progress.batchId: progress.durationMs["triggerExecution"] / 1000
+        for progress in query.recentProgress
+        if progress.numInputRows
+    }
+    return [spent for batch, spent in sorted(seconds.items()) if batch >= fill]
+
+
+@contextmanager
+def _spark(directory: Path) -> Iterator[Any]:
+    """A quiet local session with two cores and Spark's RocksDB state store."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "4g",
+        "spark.local.dir": str(directory / "spark"),
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
