@@ -12,7 +12,7 @@ def place(table_id: int, partition: int, buckets: int, servers: Iterable[str]) -
 
     Rendezvous hashing with a bound: each bucket goes to the server with the highest hash of both,
     among those that do not have their share of the partition's buckets yet. So four buckets on two
-    servers are two on each, and few move when a server comes or goes.
+    servers are two on each, on three servers two, one and one; and few move when one comes or goes.
     """
     return _place(table_id, partition, buckets, tuple(sorted(set(servers))))
 
@@ -23,13 +23,15 @@ def _place(
 ) -> tuple[str, ...]:
     if not servers:
         return ()
-    share = -(-buckets // len(servers))
+    share, larger_shares = divmod(buckets, len(servers))
     load: Counter[str] = Counter()
     placed = []
     for number in range(buckets):
         bucket = f"{table_id}-{partition}-{number} ".encode()
-        free = [server for server in servers if load[server] < share]
+        most = share + (larger_shares > 0)
+        free = [server for server in servers if load[server] < most]
         best = max(free, key=lambda server: xxhash.xxh3_64_intdigest(bucket + server.encode()))
         load[best] += 1
+        larger_shares -= load[best] > share
         placed.append(best)
     return tuple(placed)

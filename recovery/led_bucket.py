@@ -8,7 +8,7 @@ from merge_engine import PutResult, Token
 from merge_engine.bucket import Bucket
 from merge_engine.fold import Update
 from merge_engine.together import Mapper, put_together
-from recovery.errors import NotFenced, NotLeader, OldEpoch, WrongColumns
+from recovery.errors import NotFenced, NotLeader, OldEpoch, SealedBatch, WrongColumns
 from recovery.guard import Guard, Writer
 
 
@@ -113,6 +113,7 @@ class LedBucket:
         if not self.locked:
             if term is not None:
                 self._check_term(term)
+            self._check_not_late(owner, token)
             return
         if writer is None or term is None or token is None:
             raise _unlocked()
@@ -120,6 +121,16 @@ class LedBucket:
         applied = self.bucket.last_token(owner)
         if applied is None or applied.token != token:
             self._guard.check_new(writer, token)
+
+    def _check_not_late(self, owner: str, token: Token | None) -> None:
+        """Without a seal, a late duplicate is known by the token that came after it."""
+        last = None if token is None else self.bucket.last_token(owner)
+        if token is not None and last is not None and token < last.token:
+            raise SealedBatch(
+                f"batch {token.batch} of `{owner}` (epoch {token.epoch}) comes after its batch "
+                f"{last.token.batch} (epoch {last.token.epoch}): a duplicate that is late, or "
+                "batches out of order"
+            )
 
     def owners(self) -> dict[str, int]:
         """Return the fenced owners and their epochs, for people."""

@@ -61,20 +61,21 @@ class Leadership:
 
     def stop(self) -> None:
         """Hand everything over, as far as ZooKeeper still answers."""
-        self._stopping = True
-        self._worth_looking.set()
         with self._reconciling:
+            self._stopping = True
             led = list(self._hosting.led())
             self._hosting.close_all()
             try:
                 self._coordinator.give_up_lead(self._server, led)
             except CoordinationError as exc:
                 logger.warning("leads are left to the session's end: %s", exc)
+        self._worth_looking.set()
         self.close()
 
     def close(self) -> None:
-        """End the threads of a session that is over."""
-        self._stopping = True
+        """End the threads of a session that is over; not before a hand-over has ended."""
+        with self._reconciling:
+            self._stopping = True
         self._opening.shutdown()
 
     def reconcile(self) -> None:

@@ -221,5 +221,8 @@ def test_without_column_locks_anybody_writes(bucket_factory: BucketFactory) -> N
     put(led, 2, writer=None, owner="x", token=Token(1, 1))
     with pytest.raises(NotLeader):
         put(led, 2, writer=None, term=99)
+    assert put(led, 2, writer=None, owner="x", token=Token(1, 1)).repeated
+    with pytest.raises(SealedBatch, match=r"comes after its batch 1 .*: a duplicate that is late"):
+        put(led, 2, writer=None, owner="x", token=Token(1, 0))
     assert led.undo_unlocked("x", [A], 0).changed == 1
     assert rows_of(led.bucket) == {1: (1, None)}
