@@ -53,6 +53,7 @@ class Calls:
         repeatable: bool = True,
         patient: bool = True,
         changes: bool = False,
+        check_moved: Callable[[Sequence[LeadKey]], None] | None = None,
     ) -> dict[LeadKey, Result]:
         """Call each server once for all its buckets; return the results of all buckets.
 
@@ -60,9 +61,10 @@ class Calls:
         server died it is called again, until the deadline. `repeatable=False`: a call that may have
         been carried out is not repeated, but UnknownOutcome. `patient=False`: not even a moved
         leader is waited for; its NotLeader is the caller's. `changes`: a call that may have been
-        carried out and is given up is an UnknownOutcome, too.
+        carried out and is given up is an UnknownOutcome, too. `check_moved` is called with the
+        buckets whose leaders moved, and may raise: perhaps there are no such buckets any more.
         """
-        deadline = time.monotonic() + self._deadline_s
+        deadline = self.deadline()
         results: dict[LeadKey, Result] = {}
         doubtful: set[LeadKey] = set()
         waiting, pause_s = list(keys), _FIRST_PAUSE_S
@@ -86,7 +88,7 @@ class Calls:
             if not patient and (in_doubt or isinstance(reason, Broken)):
                 raise _with_note(_given_up(str(reason), in_doubt=in_doubt), results)
             if not patient and not isinstance(reason, Overloaded):
-                raise ServerUnavailable(str(reason)) if isinstance(reason, Broken) else reason
+                raise reason
             if time.monotonic() + pause_s > deadline:
                 what = (
                     f"bucket {waiting[0]}{_others(waiting)}: no leader took the call within "
@@ -97,7 +99,13 @@ class Calls:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if not all(isinstance(outcome.moved, Overloaded) for outcome in moved):
                 self.directory.refresh(waiting)
+                if check_moved is not None:
+                    check_moved(waiting)
         return results
+
+    def deadline(self) -> float:
+        """Return when a call that begins now has to be given up, by the monotonic clock."""
+        return time.monotonic() + self._deadline_s
 
     def _attempt(
         self,

@@ -5,6 +5,7 @@ TallybookError
 │   ├── Overloaded         the server is at one of its limits; nothing was changed
 │   └── ServerUnavailable  no server answered within the deadline; nothing was changed
 ├── InvalidInput
+│   ├── PartitionGone      a partition was dropped while a call was under way
 │   └── BadRequest         bytes that no client of ours sends
 ├── AccessRefused          the token is missing or wrong, or TLS does not fit
 └── ServerFailed           a bug or a broken machine: the server's log says more
@@ -19,6 +20,10 @@ class Overloaded(Retryable):
 
 class ServerUnavailable(Retryable):
     """No server answered within the deadline, and nothing was changed. Try again."""
+
+
+class PartitionGone(InvalidInput):
+    """A partition was dropped meanwhile, and perhaps made anew. Send the call again."""
 
 
 class BadRequest(InvalidInput):

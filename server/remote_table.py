@@ -1,6 +1,6 @@
 """A table of a cluster, with the calls of the embedded one; its buckets are on tablet servers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,11 +19,11 @@ from recovery.guard import Writer
 from recovery.writer import TableWriter
 from server import wire
 from server.calls import Calls
-from server.connections import Broken
+from server.changelog import Changelog
 from server.definitions import ClusterTable, evolved
+from server.errors import PartitionGone
+from server.outgoing import as_one_table, to_messages
 from server.service import COMMITTED, LATEST
-
-_ROWS_PER_MESSAGE = 1 << 16
 
 
 class Access(Protocol):
@@ -152,12 +152,14 @@ class RemoteTable:
         schema = table.schema
         if isinstance(data, Sequence) and not data:
             return RemotePutResult(rows=0, buckets={}, sessions=frozenset())
-        arrow = _plain(as_arrow(data, schema))
+        if schema.partition_by:  # One may have been dropped and made anew, under another id.
+            self._read_partitions()
+        arrow = as_one_table(as_arrow(data, schema))
         routes = route(schema, read_keys(arrow, schema), table.buckets)
         parts = {
             key: _Part(
                 key=key,
-                batches=_slices(arrow, target, whole=len(routes) == 1),
+                batches=to_messages(arrow, target, whole=len(routes) == 1),
                 term=_term(terms, key.key),
             )
             for target in routes
@@ -284,7 +286,12 @@ class RemoteTable:
             _, found = wire.unframe(answer)
             return dict(zip(keys, found, strict=True))
 
-        found = self._access.calls.scatter(list(wanted), table.buckets, look)
+        try:
+            found = self._access.calls.scatter(
+                list(wanted), table.buckets, look, check_moved=self._check_partitions
+            )
+        except PartitionGone:
+            return self.lookup(keys, columns, isolation=isolation)
         values = gather(
             len(key_columns[0]),
             [target for _, target in known],
@@ -449,6 +456,16 @@ class RemoteTable:
             **fields,
         }
 
+    def _check_partitions(self, keys: Sequence[LeadKey]) -> None:
+        """Raise PartitionGone if buckets have no leader because they are no more."""
+        if self.schema.partition_by:
+            there = set(self._read_partitions().values())
+            gone = sorted({key.key.partition for key in keys} - there)
+            if gone:
+                raise PartitionGone(
+                    f"the partitions with ids {gone} of table {self.name} were dropped meanwhile"
+                )
+
     def _lead_key(self, target: Route, *, create: bool) -> LeadKey:
         found = self._find_lead_key(target)
         if found is not None:
@@ -469,64 +486,6 @@ class RemoteTable:
         if partition is None:
             return None
         return LeadKey(self.table_id, BucketKey(partition, target.bucket))
-
-
-class Changelog:
-    """A bucket's change records, to iterate. `next_offset` is where a later one goes on."""
-
-    def __init__(
-        self,
-        calls: Calls,
-        key: LeadKey,
-        buckets: int,
-        fields: dict[str, Any],
-        from_offset: int,
-    ) -> None:
-        self._calls = calls
-        self._key = key
-        self._buckets = buckets
-        self._fields = fields
-        self.next_offset = from_offset
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches; a connection that breaks is taken up again where it broke."""
-        while True:
-            try:
-                yield from self._stream()
-                return
-            except Broken:
-                self._calls.directory.refresh([self._key])
-
-    def _stream(self) -> Iterator[pa.RecordBatch]:
-        def begin(address: str, keys: Sequence[LeadKey], timeout_s: float) -> Mapping[LeadKey, Any]:
-            ticket = wire.encode({**self._fields, "from_offset": self.next_offset})
-            stream = self._calls.connections.stream(address, ticket, timeout_s)
-            return {key: (next(stream, None), stream) for key in keys}
-
-        begun = self._calls.scatter([self._key], self._buckets, begin)
-        first, stream = begun[self._key]
-        while first is not None:
-            batch, fields = first
-            self.next_offset = fields.get("next_offset", int)
-            if batch is not None and batch.num_rows:
-                yield batch
-            first = next(stream, None)
-
-
-def _plain(data: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Return the data in one chunk per column, without dictionaries: they do not travel well."""
-    table = pa.table(data) if isinstance(data, pa.RecordBatch) else data
-    columns = [
-        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        for column in table.columns
-    ]
-    return pa.table(columns, names=table.schema.names).combine_chunks()
-
-
-def _slices(data: pa.Table, target: Route, *, whole: bool) -> list[pa.RecordBatch]:
-    rows = data if whole else data.take(pa.array(target.positions))
-    batches: list[pa.RecordBatch] = rows.combine_chunks().to_batches(_ROWS_PER_MESSAGE)
-    return batches
 
 
 def _of_writer(writer: Writer | None) -> dict[str, Any]:

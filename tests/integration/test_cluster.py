@@ -23,6 +23,7 @@ from recovery.guard import Writer
 from server.client import Cluster, connect
 from server.local_cluster import LocalCluster
 from server.remote_table import RemoteTable
+from tests.zookeeper_server import wait_until
 
 
 def build_schema(*, partitioned: bool) -> Schema:
@@ -226,6 +227,24 @@ def test_partitions_come_with_the_rows_and_go_when_dropped(
     assert len(set(table.bucket_keys()) - before) == 2  # Another partition, not the old one.
     with pytest.raises(InvalidInput, match="there is no partition"):
         table.drop_partition(day="we")
+
+
+def test_a_partition_that_another_client_made_anew_is_found(
+    create: Callable[..., RemoteTable], cluster: Cluster
+) -> None:
+    table = create(partitioned=True, column_locks=False, buckets=2)
+    other = cluster.table(table.name)
+    keys = {"day": ["mo"], "id": [1]}
+    put(table, {1: 1})
+    put(other, {1: 1})
+    table.drop_partition(day="mo")
+    # The servers hear of it a moment later.
+    wait_until(lambda: other.lookup(keys).column("orders").to_pylist() == [None], "the drop")
+    put(other, {1: 5})
+    assert table.lookup(keys).column("orders").to_pylist() == [5]
+    other.drop_partition(day="mo")
+    put(table, {1: 7})
+    wait_until(lambda: other.lookup(keys).column("orders").to_pylist() == [7], "the new one")
 
 
 def test_a_client_with_a_stale_schema_goes_on_with_it(cluster: Cluster, table: RemoteTable) -> None:

@@ -1,0 +1,24 @@
+"""Batches on their way to a server: plain Arrow, in messages of a handy size."""
+
+import pyarrow as pa
+
+from merge_engine.routing import Route
+
+_ROWS_PER_MESSAGE = 1 << 16
+
+
+def as_one_table(data: pa.RecordBatch | pa.Table) -> pa.Table:
+    """Return the data in one chunk per column, without dictionaries: they do not travel well."""
+    table = pa.table(data) if isinstance(data, pa.RecordBatch) else data
+    columns = [
+        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        for column in table.columns
+    ]
+    return pa.table(columns, names=table.schema.names).combine_chunks()
+
+
+def to_messages(data: pa.Table, target: Route, *, whole: bool) -> list[pa.RecordBatch]:
+    """Return the rows of one bucket; `whole`: all rows are."""
+    rows = data if whole else data.take(pa.array(target.positions))
+    batches: list[pa.RecordBatch] = rows.combine_chunks().to_batches(_ROWS_PER_MESSAGE)
+    return batches
