@@ -36,6 +36,7 @@ _PRIME_3 = np.uint64(0x165667B19E3779F9)
 _PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 _PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 _LONG_DECIMAL_DIGITS = 18
+_FEW = 16
 
 
 def spark_xxhash64(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
@@ -81,6 +82,8 @@ def _hash_column(column: pa.Array, seeds: Hashes | None) -> Hashes:
 
 
 def _hash_longs(values: npt.NDArray[np.uint64], seeds: Hashes | None) -> Hashes:
+    if len(values) <= _FEW:
+        return _hash_few(values, seeds)
     lanes = values * _PRIME_2
     lanes = _rotate(lanes, 31)
     lanes *= _PRIME_1
@@ -92,6 +95,8 @@ def _hash_longs(values: npt.NDArray[np.uint64], seeds: Hashes | None) -> Hashes:
 
 
 def _hash_integers(values: npt.NDArray[np.int32 | np.uint32], seeds: Hashes | None) -> Hashes:
+    if len(values) <= _FEW:
+        return _hash_few(values, seeds)
     lanes = values.view(np.uint32).astype(np.uint64)
     lanes *= _PRIME_1
     lanes ^= _start(seeds, 4)
@@ -99,6 +104,14 @@ def _hash_integers(values: npt.NDArray[np.int32 | np.uint32], seeds: Hashes | No
     hashes *= _PRIME_2
     hashes += _PRIME_3
     return _avalanche(hashes)
+
+
+def _hash_few(values: npt.NDArray[np.generic], seeds: Hashes | None) -> Hashes:
+    """The same value by value: for a look-up of one key, a dozen NumPy operations are many."""
+    data, width = values.tobytes(), values.itemsize
+    each: Iterable[int] = repeat(_SEED) if seeds is None else seeds.tolist()
+    parts = [data[at : at + width] for at in range(0, len(data), width)]
+    return np.array(list(map(xxhash.xxh64_intdigest, parts, each)), np.uint64)
 
 
 def _start(seeds: Hashes | None, size: int) -> Hashes:

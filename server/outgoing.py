@@ -1,5 +1,7 @@
 """Batches on their way to a server: plain Arrow, in messages of a handy size."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from merge_engine.routing import Route
@@ -15,6 +17,14 @@ def as_one_table(data: pa.RecordBatch | pa.Table) -> pa.Table:
         for column in table.columns
     ]
     return pa.table(columns, names=table.schema.names).combine_chunks()
+
+
+def rows_of(columns: Sequence[pa.Array], target: Route, *, whole: bool) -> list[pa.Array]:
+    """Return the rows of one bucket; `whole`: all rows are."""
+    if whole:
+        return list(columns)
+    index = pa.array(target.positions)
+    return [array.take(index) for array in columns]
 
 
 def to_messages(data: pa.Table, target: Route, *, whole: bool) -> list[pa.RecordBatch]:

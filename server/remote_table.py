@@ -22,7 +22,7 @@ from server.calls import Calls
 from server.changelog import Changelog
 from server.definitions import ClusterTable, evolved
 from server.errors import PartitionGone
-from server.outgoing import as_one_table, to_messages
+from server.outgoing import as_one_table, rows_of, to_messages
 from server.service import COMMITTED, LATEST
 
 
@@ -270,7 +270,7 @@ class RemoteTable:
         key_schema = pa.schema([(column.name, column.type) for column in schema.key_columns])
         wanted = {
             key: pa.record_batch(
-                [array.take(pa.array(target.positions)) for array in key_columns],
+                rows_of(key_columns, target, whole=len(routes) == 1),
                 schema=key_schema,
             )
             for key, target in known
