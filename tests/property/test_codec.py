@@ -1,8 +1,10 @@
 """Every value of every type survives its bytes, and no bytes can hurt."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +17,14 @@ quick = settings(
     max_examples=120,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@pytest.fixture(scope="module", autouse=True, params=[16, -1], ids=["few", "many"])
+def path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Few rows are cut by plain Python, many by NumPy: here both are tried with few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_FEW", request.param)
+        yield
 
 
 @st.composite

@@ -1,5 +1,6 @@
 """Stored rows: the exact bytes, what is canonical, and what is refused."""
 
+from collections.abc import Iterator
 from decimal import Decimal
 
 import numpy as np
@@ -9,6 +10,15 @@ import pytest
 from merge_engine import codec
 from merge_engine.errors import SchemaError
 from merge_engine.rows import RowCodec, versions
+
+
+@pytest.fixture(scope="module", autouse=True, params=[16, -1], ids=["few", "many"])
+def path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Few rows are cut by plain Python, many by NumPy: here both are tried with few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_FEW", request.param)
+        yield
+
 
 MIXED = [pa.int16(), pa.string(), pa.bool_(), pa.list_(pa.int8())]
 
