@@ -39,15 +39,14 @@ def test_what_was_acknowledged_is_in_the_object_store(
     )
     logs = f"{s3.create_bucket()}/logs"
     keys = list(range(20))
-    with LocalCluster(tmp_path, servers=2, logs=logs, session_timeout_s=2) as cluster:
-        with cluster.connect() as client:
-            table = client.create_table("orders", schema, buckets=2, column_locks=False)
-            for batch in range(3):
-                rows = {"id": keys, "orders": [1] * 20}
-                table.put(rows, owner="me", token=Token(1, batch))
-            cluster.servers[0].kill()
-            table.put({"id": keys, "orders": [1] * 20}, owner="me", token=Token(1, 3))
-            assert table.lookup({"id": keys}).column("orders").to_pylist() == [4] * 20
+    servers = LocalCluster(tmp_path, servers=2, logs=logs, session_timeout_s=2)
+    with servers as cluster, cluster.connect() as client:
+        table = client.create_table("orders", schema, buckets=2, column_locks=False)
+        for batch in range(3):
+            table.put({"id": keys, "orders": [1] * 20}, owner="me", token=Token(1, batch))
+        cluster.servers[0].kill()
+        table.put({"id": keys, "orders": [1] * 20}, owner="me", token=Token(1, 3))
+        assert table.lookup({"id": keys}).column("orders").to_pylist() == [4] * 20
     for views in tmp_path.glob("views-*"):
         shutil.rmtree(views)
     with LocalCluster(tmp_path, servers=1, logs=logs) as cluster, cluster.connect() as client:
