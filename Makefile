@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export SPARK_LOCAL_IP := 127.0.0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-fault lint format bench bench-quick clean
+.PHONY: help demo first test test-unit test-fault lint format bench bench-quick clean
 
 help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -20,7 +20,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[spark,dev]'
 	@touch $@
 
-demo: $(INSTALLED)  ## create a table, put two batches, look keys up
+demo: $(INSTALLED)  ## two Spark jobs fill one table; one is killed, and nothing counts twice
+	@$(RUN) -m examples.wide_table
+
+first: $(INSTALLED)  ## create a table, put two batches, look keys up: no servers, no Spark
 	@$(RUN) examples/first_table.py
 
 test: $(INSTALLED)  ## all tests, in parallel

@@ -15,10 +15,12 @@ import threading
 
 def main() -> int:
     """Run the command to its end and return its exit code."""
+    # A Ctrl-C is the starter's to handle. The command inherits this: a ZooKeeper that went at once
+    # would leave the servers waiting for it when the starter stops them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(sys.argv[1], "ab") as log:
         child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A Ctrl-C is the starter's to handle.
     print(child.pid, flush=True)
 
     def obey() -> None:

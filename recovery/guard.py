@@ -116,7 +116,8 @@ class Guard:
 
     def owners(self) -> dict[str, int]:
         """Return the fenced owners and their epochs, for people."""
-        return {owner: known.epoch for owner, known in self._known.items()}
+        # Copied at once: whoever asks does not wait for the bucket.
+        return {owner: known.epoch for owner, known in self._known.copy().items()}
 
     def _find(self, writer: Writer) -> _Known:
         known = self._known.get(writer.owner)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from locks import BucketKey, LockRecord
-from merge_engine import PutResult, Token
+from merge_engine import InvalidValue, OffsetOutOfRange, PutResult, Token
 from merge_engine.bucket import Bucket
 from merge_engine.fold import Update
 from merge_engine.together import Mapper, put_together
@@ -82,7 +82,11 @@ class LedBucket:
             if not names:  # All of them were dropped since, and their values with them.
                 end = self.bucket.settled_end()
                 return PutResult(base_offset=end, end_offset=end)
-            return self.bucket.undo(debtor, names, from_offset)
+            try:
+                return self.bucket.undo(debtor, names, from_offset)
+            except OffsetOutOfRange:
+                self.bucket.confirm()  # One that was deposed has less of the log than there is.
+                raise
 
     def end_recovery(self, writer: Writer, term: int) -> int:
         """Return the log end, and take no payments behind it."""
@@ -133,9 +137,8 @@ class LedBucket:
             )
 
     def owners(self) -> dict[str, int]:
-        """Return the fenced owners and their epochs, for people."""
-        with self.bucket.exclusive():
-            return self._guard.owners()
+        """Return the fenced owners and their epochs, for people: waits for nobody."""
+        return self._guard.owners()
 
     def _check(self, writer: Writer, term: int, columns: Iterable[int]) -> None:
         self._check_term(term)
@@ -172,12 +175,18 @@ def put_led(
         columns = [column.id for column in part.update.columns]
         part.bucket.check_put(writer, part.term, columns, owner, token)
 
-    return put_together(
-        [part.bucket.bucket for part in parts],
-        [part.update for part in parts],
-        mapper,
-        owner=owner,
-        token=token,
-        check=check,
-        try_only=try_only,
-    )
+    try:
+        return put_together(
+            [part.bucket.bucket for part in parts],
+            [part.update for part in parts],
+            mapper,
+            owner=owner,
+            token=token,
+            check=check,
+            try_only=try_only,
+        )
+    except InvalidValue:
+        # A batch that was promised fits. Where it does not, the leader may be out of date.
+        for part in parts:
+            part.bucket.bucket.confirm()
+        raise

@@ -85,6 +85,8 @@ class Calls:
             reason = moved[0].moved
             assert reason is not None
             in_doubt = not doubtful.isdisjoint(waiting)
+            if not patient:
+                self.directory.doubt(waiting)
             if not patient and (in_doubt or isinstance(reason, Broken)):
                 raise _with_note(_given_up(str(reason), in_doubt=in_doubt), results)
             if not patient and not isinstance(reason, Overloaded):

@@ -19,9 +19,14 @@ class Directory:
         self._lock = threading.Lock()
         self._addresses: tuple[str, ...] | None = None
         self._found: dict[LeadKey, str] = {}
+        self._doubted: set[LeadKey] = set()
 
     def address_of(self, key: LeadKey, buckets: int) -> str:
         """Return where the bucket probably is; `buckets`: how many its partition has."""
+        with self._lock:
+            doubted = list(self._doubted) if key in self._doubted else []
+        if doubted:
+            self.refresh(doubted)
         with self._lock:
             found, addresses = self._found.get(key), self._addresses
         if found is not None:
@@ -32,6 +37,11 @@ class Directory:
             raise ServerUnavailable("no tablet server is running; start one")
         table_id, (partition, number) = key
         return place(table_id, partition, buckets, addresses)[number]
+
+    def doubt(self, keys: Iterable[LeadKey]) -> None:
+        """Look again before the next call to these: for whoever gave one up and does not wait."""
+        with self._lock:
+            self._doubted.update(keys)
 
     def refresh(self, refused: Iterable[LeadKey] = ()) -> tuple[str, ...]:
         """Look again who is there, and who leads the buckets that were refused."""
@@ -48,6 +58,7 @@ class Directory:
             for key in keys:
                 kept.pop(key, None)
             self._found = {**kept, **found}
+            self._doubted.difference_update(keys)
         return addresses
 
     def _look(self, keys: Iterable[LeadKey]) -> tuple[dict[str, str], dict[LeadKey, str]]:

@@ -93,6 +93,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         workers = os.cpu_count() or 1
         # A put holds its buckets while it runs on its own threads: see OpenBuckets.
         self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
+        # Not the puts' threads: an undo waits for its bucket, and a put that holds it needs those.
+        self._undo_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-undo")
         self._read_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-read")
         self._actions: dict[str, Callable[[pa.Buffer], Answer]] = {
             "lookup": self._lookup,
@@ -184,6 +186,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         """Stop answering; calls under way end first."""
         super().shutdown()
         self._put_pool.shutdown()
+        self._undo_pool.shutdown()
         self._read_pool.shutdown()
 
     # --- Writing --------------------------------------------------------------------------------
@@ -297,7 +300,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
                 return led[at].undo_unlocked(debtor, columns, from_offset)
             return led[at].undo(writer, term, debtor, columns, from_offset)
 
-        results = self._map(undo, range(len(led)))
+        results = map_all(self._undo_pool, undo, range(len(led)))
         return {"session": session, "results": list(map(_result, results))}
 
     def _end_recovery(self, body: pa.Buffer) -> dict[str, Any]:

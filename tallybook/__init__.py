@@ -40,11 +40,13 @@ from server.client import Cluster, connect
 from server.errors import AccessRefused, Overloaded, ServerFailed, ServerUnavailable
 from server.local_cluster import LocalCluster
 from server.remote_table import RemotePutResult, RemoteTable
+from sink.aggregate_sink import AggregateSink
 
 __all__ = [
     "AccessRefused",
     "AggFunction",
     "AggMode",
+    "AggregateSink",
     "BatchTooLarge",
     "BucketId",
     "BucketOptions",

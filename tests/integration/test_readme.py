@@ -16,7 +16,7 @@ def test_the_readme_prints_what_it_says(tmp_path: Path) -> None:
     assert _run(["-c", code], tmp_path) == "".join(printed for _, printed in parts)
 
 
-def test_the_demo_counts_right(tmp_path: Path) -> None:
+def test_the_first_table_counts_right(tmp_path: Path) -> None:
     printed = _run([str(ROOT / "examples" / "first_table.py")], tmp_path)
     assert printed.count("{'customer_id': 7, 'orders': 3, 'cents': 650, 'status': 'paid'}") == 2
 
