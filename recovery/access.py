@@ -69,7 +69,10 @@ class TableAccess(Protocol):
         """Return all buckets of all partitions, as they are now."""
 
     def create_partitions(self, rows: Rows) -> list[BucketKey]:
-        """Create the partitions that the rows need and that do not exist; return their buckets."""
+        """Create the partitions that the rows need and that do not exist.
+
+        Returns the buckets of these and, as far as it is known here, of others that the rows need.
+        """
 
     def fence(
         self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketKey]

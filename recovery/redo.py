@@ -1,8 +1,8 @@
 """The redo log: folded batches that will be applied, whoever has to do it.
 
 One object per prepared batch, `<hash of the owner>-<epoch>-<batch>.redo`: an Arrow IPC stream whose
-schema carries, under `tallybook`, how to read it. Columns are named by their ids, so a batch can be
-rolled forward under a later schema.
+schema carries, under `tallybook`, how to read it, and behind the stream its checksum (xxh3_64, 8
+bytes). Columns are named by their ids, so a batch can be rolled forward under a later schema.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 from merge_engine import AggMode, CorruptSegment, ObjectStorage, Schema, Token
 from merge_engine.storage import AlreadyExists, MissingObject
@@ -22,6 +23,7 @@ FORMAT = 1
 SUFFIX = ".redo"
 _KEY = b"tallybook"
 _OPERATION = "operation"
+_CHECKSUM_BYTES = 8
 
 
 class RedoLog:
@@ -38,7 +40,10 @@ class RedoLog:
         return name
 
     def read(self, location: str, schema: Schema) -> Rows:
-        """Return a batch under the current schema; columns that were dropped since are left out."""
+        """Return a batch under the current schema; columns that were dropped since are left out.
+
+        If `columns` is empty, nothing of the batch is left to be put.
+        """
         try:
             return _decode(self._storage.read(location), schema)
         except MissingObject as exc:
@@ -50,12 +55,19 @@ class RedoLog:
             raise CorruptSegment(f"{location} in {self._storage} is damaged: {exc}") from exc
 
     def delete(self, locations: Sequence[str]) -> None:
-        """Drop batches that are committed."""
+        """Drop batches that are committed, and that nobody has as a debt."""
         self._storage.delete(locations)
 
-    def of_owner(self, owner: str) -> list[str]:
-        """Return the locations of an owner's batches, for whoever cleans up."""
-        return [name for name in self._storage.names() if name.startswith(_prefix(owner))]
+    def of_owner(self, owner: str, *, before_epoch: int) -> list[str]:
+        """Return the locations of the batches that an owner's earlier epochs have left."""
+        prefix = _prefix(owner)
+        return [
+            name
+            for name in self._storage.names()
+            if name.startswith(prefix)
+            and name.endswith(SUFFIX)
+            and int(name.removeprefix(prefix).partition("-")[0]) < before_epoch
+        ]
 
 
 def _prefix(owner: str) -> str:
@@ -78,9 +90,7 @@ def _encode(rows: Rows, schema: Schema) -> bytes:
         "format": FORMAT,
         "mode": int(rows.mode),
         "operation": rows.operation_column is not None,
-        "columns": None
-        if rows.columns is None
-        else [schema.column(name).id for name in rows.columns],
+        "columns": [schema.column(name).id for name in _written(table, rows, schema)],
     }
     renamed = table.rename_columns([names[name] for name in table.column_names])
     stored = renamed.replace_schema_metadata({_KEY: json.dumps(header).encode()})
@@ -89,11 +99,26 @@ def _encode(rows: Rows, schema: Schema) -> bytes:
         sink, stored.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
     ) as writer:
         writer.write_table(stored)
-    return bytes(sink.getvalue())
+    stream = bytes(sink.getvalue())
+    return stream + xxhash.xxh3_64_digest(stream)
+
+
+def _written(table: pa.Table, rows: Rows, schema: Schema) -> Sequence[str]:
+    """Return the columns that the put writes, by name.
+
+    Spelled out: under a later schema, "those that the batch has" and "all" may be others.
+    """
+    if rows.columns is not None:
+        return rows.columns
+    values = [column.name for column in schema.value_columns]
+    return [name for name in values if name in table.column_names] or values
 
 
 def _decode(data: bytes, schema: Schema) -> Rows:
-    with pa.ipc.open_stream(data) as reader:
+    stream, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if xxhash.xxh3_64_digest(stream) != checksum:
+        raise ValueError("it does not match its checksum")
+    with pa.ipc.open_stream(stream) as reader:
         table = reader.read_all()
     header: dict[str, Any] = json.loads(table.schema.metadata[_KEY])
     if header["format"] != FORMAT:

@@ -8,7 +8,6 @@ bad input: what the batch had written is undone, and the error is the caller's.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +46,7 @@ from recovery.access import Answers, Grant, Rows, TableAccess
 from recovery.errors import NotFenced, NotLeader, OldEpoch
 from recovery.guard import Writer
 from recovery.redo import RedoLog
+from recovery.renewal import Renewal
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class TableWriter:
         self._terms: dict[BucketKey, int] = {}
         self._sessions: frozenset[str] = frozenset()
         self._state = WriterState.NEW
-        self._renewal: _Renewal | None = None
+        self._renewal: Renewal | None = None
         self.progress = Progress()
 
     # --- Life -----------------------------------------------------------------------------------
@@ -136,6 +136,11 @@ class TableWriter:
     def owner(self) -> str:
         """The owner id."""
         return self._owner
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that are written."""
+        return self._columns
 
     @property
     def batch(self) -> int:
@@ -166,13 +171,12 @@ class TableWriter:
         if self._state is not WriterState.NEW:
             raise InvalidInput(f"the writer of `{self._owner}` was started already")
         # From the beginning: recovery may take longer than the TTL.
-        self._renewal = _Renewal(self, self._ttl_ms / 1000 / _RENEWALS_PER_TTL)
+        self._renewal = Renewal(self.renew, self._ttl_ms / 1000 / _RENEWALS_PER_TTL)
         try:
             self._until_cured(self._begin)
-        except Exception:
-            if self._lock is None:
-                self._stop_renewal()
-            else:
+        except BaseException as exc:
+            self._stop_renewal()  # Else an interrupted start would keep its lock for ever.
+            if isinstance(exc, Exception) and self._lock is not None:
                 self.close()
             raise
         return self
@@ -463,29 +467,6 @@ class TableWriter:
     def _check_usable(self) -> None:
         if self._state in (WriterState.FENCED, WriterState.CLOSED, WriterState.NEW):
             raise InvalidInput(f"the writer of `{self._owner}` is {self._state.value}")
-
-
-class _Renewal:
-    """Renews a writer's lock in the background; expiry decides who may ask, not who may write."""
-
-    def __init__(self, writer: TableWriter, interval_s: float) -> None:
-        self._writer = writer
-        self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tallybook-renewal", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
-            try:
-                self._writer.renew()
-            except (CoordinationError, InvalidInput) as exc:
-                # The writer finds out by itself, on its next step.
-                logger.info("the lock of %s was not renewed: %s", self._writer.owner, exc)
 
 
 @contextmanager

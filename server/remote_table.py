@@ -206,14 +206,13 @@ class RemoteTable:
         )
 
     def create_partitions(self, data: Data) -> list[BucketKey]:
-        """Create the partitions of these rows that do not exist; return all buckets of those."""
+        """Create the partitions of these rows that do not exist; return the buckets of all."""
         if not self.schema.partition_by:
             return []
         keys = read_keys(as_arrow(data, self.schema), self.schema)
         routes = {target.partition_key: target for target in route(self.schema, keys, 1)}
-        unknown = [target for target in routes.values() if self._find_lead_key(target) is None]
-        partitions = [self._lead_key(target, create=True).key.partition for target in unknown]
-        return [BucketKey(p, number) for p in partitions for number in range(self.buckets)]
+        found = [self._lead_key(target, create=True).key.partition for target in routes.values()]
+        return [BucketKey(p, number) for p in found for number in range(self.buckets)]
 
     def delete(
         self,

@@ -7,4 +7,6 @@ pytest.register_assert_rewrite(
     "tests.property.lock_model",
     "tests.property.lock_world",
     "tests.property.modelled_table",
+    "tests.writer_model",
+    "tests.writer_world",
 )

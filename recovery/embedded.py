@@ -1,0 +1,244 @@
+"""The writer's boundary over buckets of this process: see `recovery.access`.
+
+    leader = OneLeader(connect, "orders", logs, views)
+    access = EmbeddedAccess(connect, "orders", leader)
+    with TableWriter(access, "etl", ["revenue"]) as writer: ...
+
+Whoever leads is asked anew for every call, server by server, as over a network.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from locks import BucketKey, CoordinationStore, Coordinator, SessionLost
+from locks import Table as KnownTable
+from merge_engine import BucketOptions, Closed, PutResult, Schema, SchemaHistory
+from merge_engine.batch import read_batch, read_keys
+from merge_engine.fold import Update, fold
+from merge_engine.routing import route
+from merge_engine.table import as_arrow
+from recovery.access import Answers, Grant, Rows, Terms
+from recovery.errors import NotFenced, NotLeader
+from recovery.guard import Writer
+from recovery.led_bucket import LedBucket, LedUpdate, put_led
+
+Connect = Callable[[], CoordinationStore]
+Item = TypeVar("Item")
+_NONE = -1  # The id of no partition.
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leading:
+    """A server that leads some of the buckets: its session, and those buckets."""
+
+    session: str
+    coordinator: Coordinator
+    buckets: Mapping[BucketKey, LedBucket]
+
+
+class Leaders(Protocol):
+    """Finds who leads."""
+
+    def leading(self, keys: Sequence[BucketKey]) -> Iterator[Leading]:
+        """Yield the servers that lead these buckets; NotLeader if nobody leads one of them."""
+
+
+class EmbeddedAccess:
+    """A table whose buckets are in this process, as its writer reaches them; a `TableAccess`."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        name: str,
+        leaders: Leaders,
+        *,
+        options: BucketOptions | None = None,
+        deadline_s: float = 30.0,
+    ) -> None:
+        self._connect = connect
+        self._name = name
+        self._leaders = leaders
+        self._options = options or BucketOptions()
+        self._deadline_s = deadline_s
+        self._coordinator = Coordinator(connect(), deadline_s=deadline_s)
+        self._table = self._coordinator.table(name)
+        self._history = history_of(self._table)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self._coordinator
+
+    @property
+    def table(self) -> KnownTable:
+        return self._table
+
+    @property
+    def schema(self) -> Schema:
+        return self._history.current
+
+    def bucket_keys(self) -> list[BucketKey]:
+        partitions = self._partitions()
+        return [key for partition in sorted(partitions.values()) for key in self._keys(partition)]
+
+    def create_partitions(self, rows: Rows) -> list[BucketKey]:
+        if not self.schema.partition_by or _is_empty(rows):
+            return []
+        keys = read_keys(as_arrow(rows.data, self.schema), self.schema)
+        needed = {target.partition_key for target in route(self.schema, keys, 1)}
+        known = self._partitions()
+        create = self._coordinator.create_partition
+        return [
+            key
+            for partition_key in sorted(needed)
+            for key in self._keys(known.get(partition_key) or create(self._table, partition_key))
+        ]
+
+    def fence(
+        self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketKey]
+    ) -> Answers[int]:
+        wanted = sorted(columns)
+
+        def fence(leading: Leading) -> dict[BucketKey, int]:
+            # Read since the call came in, and by the leader: it must not take our word for it.
+            record = leading.coordinator.record(self._table, writer.owner)
+            return {key: led.fence(writer, wanted, record) for key, led in leading.buckets.items()}
+
+        return self._ask(keys, fence)
+
+    def undo(
+        self,
+        writer: Writer,
+        terms: Terms,
+        debtor: str,
+        columns: Iterable[int],
+        offsets: Mapping[BucketKey, int],
+    ) -> Answers[PutResult]:
+        wanted = sorted(columns)
+        return self._ask_each(
+            list(offsets),
+            lambda key, led: led.undo(writer, terms[key], debtor, wanted, offsets[key]),
+        )
+
+    def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
+        return self._ask_each(list(terms), lambda key, led: led.end_recovery(writer, terms[key]))
+
+    def put(self, grant: Grant, rows: Rows, *, try_only: bool = False) -> Answers[PutResult]:
+        updates = self._updates(grant, rows)
+
+        def put(leading: Leading) -> dict[BucketKey, PutResult]:
+            keys = sorted(leading.buckets)
+            parts = [
+                LedUpdate(bucket=leading.buckets[key], update=updates[key], term=grant.terms[key])
+                for key in keys
+            ]
+            results = put_led(
+                parts,
+                _one_by_one,
+                writer=grant.writer,
+                owner=grant.owner,
+                token=grant.token,
+                try_only=try_only,
+            )
+            return dict(zip(keys, results, strict=True))
+
+        return self._ask(sorted(updates), put)
+
+    def seal(self, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
+        return self._ask_each(list(terms), lambda key, led: led.seal(writer, terms[key], batch))
+
+    def reconnect(self) -> "EmbeddedAccess":
+        return EmbeddedAccess(
+            self._connect,
+            self._name,
+            self._leaders,
+            options=self._options,
+            deadline_s=self._deadline_s,
+        )
+
+    def close(self) -> None:
+        """End the writer's session; the leaders are whoever's that made them."""
+        self._coordinator.store.close()
+
+    # --- Asking the leaders ---------------------------------------------------------------------
+
+    def _ask(
+        self,
+        keys: Sequence[BucketKey],
+        call: Callable[[Leading], Mapping[BucketKey, Result]],
+    ) -> Answers[Result]:
+        results: dict[BucketKey, Result] = {}
+        sessions = set()
+        for leading in self._leaders.leading(keys):
+            with _leader_that_left():
+                results.update(call(leading))
+            sessions.add(leading.session)
+        return Answers(results, frozenset(sessions))
+
+    def _ask_each(
+        self, keys: Sequence[BucketKey], call: Callable[[BucketKey, LedBucket], Result]
+    ) -> Answers[Result]:
+        return self._ask(
+            keys, lambda leading: {key: call(key, led) for key, led in leading.buckets.items()}
+        )
+
+    # --- Rows and buckets -----------------------------------------------------------------------
+
+    def _updates(self, grant: Grant, rows: Rows) -> dict[BucketKey, Update]:
+        """Fold the rows for each bucket; all that is wrong with them alone is found here."""
+        if _is_empty(rows):
+            return {}
+        schema = self.schema
+        batch = read_batch(
+            as_arrow(rows.data, schema),
+            schema,
+            self._options,
+            columns=rows.columns,
+            mode=rows.mode,
+            operation_column=rows.operation_column,
+        )
+        partitions = self._partitions()
+        updates = {}
+        for target in route(schema, batch.keys, self._table.definition.buckets):
+            key = BucketKey(partitions.get(target.partition_key, _NONE), target.bucket)
+            if key not in grant.terms:
+                raise NotFenced(
+                    "the batch has rows of a partition that its writer was not fenced for; the "
+                    "writer creates it first"
+                )
+            updates[key] = fold(batch.take(target.positions), self._history.key_codec)
+        return updates
+
+    def _partitions(self) -> dict[bytes, int]:
+        if not self.schema.partition_by:
+            return {b"": 0}
+        return self._coordinator.partitions(self._table)
+
+    def _keys(self, partition: int) -> list[BucketKey]:
+        return [BucketKey(partition, n) for n in range(self._table.definition.buckets)]
+
+
+def history_of(table: KnownTable) -> SchemaHistory:
+    """Return all schemas of a table, the current one last."""
+    definition = table.definition
+    return SchemaHistory(map(Schema.from_json, (*definition.former, definition.schema)))
+
+
+@contextmanager
+def _leader_that_left() -> Iterator[None]:
+    """A bucket that was closed, and a session that was lost, are the leader's: find another."""
+    try:
+        yield
+    except (Closed, SessionLost) as exc:
+        raise NotLeader(f"this leader has left; ask who leads now ({exc})") from exc
+
+
+def _is_empty(rows: Rows) -> bool:
+    """No rows, and no columns to check: an empty list says nothing of them."""
+    return isinstance(rows.data, Sequence) and not rows.data
+
+
+def _one_by_one(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return [call(item) for item in items]
