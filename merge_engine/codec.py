@@ -182,7 +182,7 @@ def record_type(data_type: pa.DataType) -> np.dtype[Any]:
 
 
 # Up to so many rows, plain Python beats the fixed costs of vectorised code.
-_FEW = 16
+FEW = 16
 
 
 class StructLayout:
@@ -241,8 +241,8 @@ class StructLayout:
         if not self.variable:
             matrix = ragged.to_matrix(values, self.width)
             return matrix, self.decode_fixed(matrix, chosen)
-        if len(values) <= _FEW:
-            return self._decode_few(values.to_pylist(), chosen)
+        if len(values) <= FEW:
+            return self.decode_few(values.to_pylist(), chosen)
         whole = ragged.lengths(values).astype(np.int64)
         head = np.full_like(whole, self.width)
         cuts = ragged.cut(values, np.stack([head, whole - head], axis=1))
@@ -259,7 +259,7 @@ class StructLayout:
         }
         return matrix, self.decode_fixed(matrix, chosen, bodies)
 
-    def _decode_few(
+    def decode_few(
         self, values: Sequence[bytes], columns: Sequence[int]
     ) -> tuple[Bytes, list[pa.Array]]:
         """The same for a look-up of few keys: cutting them costs less than a call of NumPy."""
@@ -290,9 +290,12 @@ class StructLayout:
         """Turn rows of the fixed part, and the bodies of variable columns, into columns."""
         records = self._records(matrix)
         result = []
+        any_null = matrix[:, self.prefix : self.head].any()
         for j in range(len(self.types)) if columns is None else columns:
-            nulls = matrix[:, self.prefix + j // 8] & np.uint8(1 << j % 8)
-            valid = nulls == 0 if nulls.any() else None
+            valid = None
+            if any_null:
+                nulls = matrix[:, self.prefix + j // 8] & np.uint8(1 << j % 8)
+                valid = nulls == 0 if nulls.any() else None
             body = bodies.get(j) if bodies else None
             if body is None:
                 result.append(from_records(records[str(j)], self.types[j], valid))

@@ -29,6 +29,7 @@ class RowCodec:
         if not 0 <= version < 2**16:
             raise ValueError(f"schema version {version} does not fit 16 bits")
         self.version = version
+        self._version_bytes = version.to_bytes(_VERSION_WIDTH, "little")
         self.types = tuple(types)
         self._layout = StructLayout(types, prefix=_VERSION_WIDTH + (len(self.types) + 7) // 8)
 
@@ -65,7 +66,15 @@ class RowCodec:
         self, values: pa.BinaryArray, columns: Sequence[int] | None = None
     ) -> tuple[Flags, list[pa.Array]]:
         """The same for rows that are known to be of this version."""
-        matrix, states = self._layout.decode(values, columns)
+        return self._with_touched(*self._layout.decode(values, columns))
+
+    def decode_few(self, values: Sequence[bytes]) -> tuple[Flags, list[pa.Array]] | None:
+        """The same for the few rows of a look-up; None if one of them is of another version."""
+        if any(value[:_VERSION_WIDTH] != self._version_bytes for value in values):
+            return None
+        return self._with_touched(*self._layout.decode_few(values, range(len(self.types))))
+
+    def _with_touched(self, matrix: Bytes, states: list[pa.Array]) -> tuple[Flags, list[pa.Array]]:
         bits = np.unpackbits(
             matrix[:, _VERSION_WIDTH : self._layout.prefix],
             axis=1,

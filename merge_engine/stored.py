@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from merge_engine import ragged
+from merge_engine.codec import FEW
 from merge_engine.errors import CorruptView, SchemaError, UnknownColumn, UnknownFormat
 from merge_engine.keys import KeyCodec
 from merge_engine.ragged import Flags
@@ -65,6 +67,8 @@ class SchemaHistory:
 
     def row_keys(self, encoded_keys: pa.BinaryArray) -> list[bytes]:
         """Return encoded keys as the view stores them."""
+        if len(encoded_keys) <= FEW:
+            return [ROW_PREFIX + key for key in encoded_keys.to_pylist()]
         prefix = pa.scalar(ROW_PREFIX, pa.binary())
         return ragged.to_pybytes_list(pc.binary_join_element_wise(prefix, encoded_keys, b""))
 
@@ -79,9 +83,12 @@ class SchemaHistory:
 
     def decode(self, values: Sequence[bytes | None]) -> StoredRows:
         """Return the rows under the current schema; all untouched where there is none."""
-        array = pa.array(values, pa.binary())
         try:
-            return self._decode(array)
+            if 0 < len(values) <= FEW and None not in values:
+                few = self._codecs[self.current.version].decode_few(cast(Sequence[bytes], values))
+                if few is not None:
+                    return StoredRows(*few)
+            return self._decode(pa.array(values, pa.binary()))
         except ValueError as exc:
             raise CorruptView(f"a stored row cannot be read ({exc}); rebuild the view") from exc
 
@@ -146,16 +153,21 @@ def finished(
     for column in columns:
         if column.id not in history.position:
             raise UnknownColumn(f"column '{column.name}' was dropped meanwhile; read again")
-    positions = [history.position[column.id] for column in columns]
-    values = [
-        finish(column, rows.touched[:, position], rows.states[position])
-        for column, position in zip(columns, positions, strict=True)
-    ]
+    all_touched = bool(rows.touched.all())
+    values = []
+    for column in columns:
+        position = history.position[column.id]
+        touched = None if all_touched else rows.touched[:, position]
+        values.append(finish(column, touched, rows.states[position]))
     fields = [*history.current.key_columns, *columns]
     return pa.record_batch([*keys, *values], schema=pa.schema([(f.name, f.type) for f in fields]))
 
 
-def finish(column: Column, touched: Flags, states: pa.Array) -> pa.Array:
-    """Return a value column's states as a reader sees them: null where never written."""
+def finish(column: Column, touched: Flags | None, states: pa.Array) -> pa.Array:
+    """Return a value column's states as a reader sees them: null where never written.
+
+    `touched` None: all were.
+    """
     assert column.function is not None
-    return ragged.only_where(touched, column.function.finish(states))
+    values = column.function.finish(states)
+    return values if touched is None else ragged.only_where(touched, values)

@@ -131,7 +131,7 @@ class Count(Sum):
         return super().accumulate_rows(values, order, rows, starts)
 
     def finish(self, states: pa.Array) -> pa.Array:
-        return pc.fill_null(states, 0)
+        return pc.fill_null(states, 0) if states.null_count else states
 
     def validate_states(self, states: pa.Array) -> None:
         culprit = first_true(to_numbers(states, 0) < 0)

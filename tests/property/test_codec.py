@@ -23,7 +23,7 @@ quick = settings(
 def path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Few rows are cut by plain Python, many by NumPy: here both are tried with few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "_FEW", request.param)
+        patch.setattr(codec, "FEW", request.param)
         yield
 
 

@@ -16,7 +16,7 @@ from merge_engine.rows import RowCodec, versions
 def path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Few rows are cut by plain Python, many by NumPy: here both are tried with few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(codec, "_FEW", request.param)
+        patch.setattr(codec, "FEW", request.param)
         yield
 
 
