@@ -21,15 +21,28 @@ from server.client import Cluster, connect
 from server.remote_table import RemoteTable
 from server.writer_access import RemoteAccess
 from sink.executors import Job, put_from_executors
-from sink.listener import when_query_ends
-from sink.options import SinkOptions
+from sink.listener import when_run_ends
+from sink.options import SinkOptions, checked_settings
 from sink.progress import BatchProgress, SinkStatus
-from sink.quarantine import set_aside
+from sink.quarantine import clear, set_aside
 from sink.rows import InputColumns, RowReader
 
 logger = logging.getLogger(__name__)
 
 _MOST_REFUSED_KEYS = 1_000
+
+# Who writes as which owner, in which run of a query: two sinks of one query would each take the
+# other's batch for a replay of its own.
+_claims: dict[tuple[str, int, str], "AggregateSink"] = {}
+_claiming = threading.Lock()
+
+
+class _KeysRefused(InvalidInput):
+    """A task set keys aside whose rows other tasks may have put. Write the batch without them."""
+
+    def __init__(self, keys: Mapping[bytes, str]) -> None:
+        super().__init__(f"{len(keys)} keys are refused")
+        self.keys = keys
 
 
 class AggregateSink:
@@ -52,16 +65,20 @@ class AggregateSink:
         """`connection`: arguments of `tb.connect`, such as a token."""
         self._address = address
         self._table_name = table
+        if isinstance(columns, str):
+            raise InvalidInput(f"columns is a list of column names, not {columns!r}")
         self._columns = tuple(columns)
-        self._options = SinkOptions(**settings).with_texts(options or {})
+        self._options = SinkOptions(**checked_settings(settings)).with_texts(options or {})
         self._connection = dict(connection or {})
         self._calls = threading.Lock()
         self._cluster: Cluster | None = None
         self._writer: TableWriter | None = None
+        self._last_writer: TableWriter | None = None
         self._query_id: str | None = None
         self._reader: RowReader | None = None
         self._input: InputColumns | None = None
         self._last_rows = 0
+        self._undone_keys = 0
         self._status = SinkStatus()
 
     def __getstate__(self) -> Any:
@@ -72,7 +89,7 @@ class AggregateSink:
 
     def status(self) -> dict[str, Any]:
         """Return what the sink has done: the last batch and the totals."""
-        return self._status.to_dict(self._writer)
+        return self._status.to_dict(self._last_writer)
 
     def close(self) -> None:
         """Release the lock, or abandon it if a batch is uncommitted. Closing twice is fine."""
@@ -84,6 +101,7 @@ class AggregateSink:
             writer.access.close()
         if cluster is not None:
             cluster.close()
+        self._drop_claims()
         atexit.unregister(self.close)
 
     # --- A batch --------------------------------------------------------------------------------
@@ -97,8 +115,11 @@ class AggregateSink:
             if batch_id == writer.batch:
                 progress.skipped = True
             else:
+                if writer.batch >= 0 and batch_id > writer.batch + 1:
+                    logger.warning("batch %d comes after batch %d", batch_id, writer.batch)
                 self._write(writer, frame, batch_id, progress)
-            progress.finish(writer, time.perf_counter() - began)
+            progress.finish(writer, time.perf_counter() - began, self._undone_keys)
+            self._undone_keys = writer.progress.undone_keys
             self._status.add(progress)
             logger.info("batch %d: %s", batch_id, progress)
 
@@ -108,11 +129,12 @@ class AggregateSink:
         assert self._input is not None
         self._input.check(frame.columns)
         refused: dict[bytes, str] = {}
+        by_driver = self._goes_by_driver()
         while True:
             try:
-                if self._goes_by_driver():
-                    self._by_driver(writer, frame, batch_id, progress, refused)
-                else:
+                if by_driver:
+                    by_driver = self._by_driver(writer, frame, batch_id, progress, refused)
+                if not by_driver:
                     self._by_executors(writer, frame, batch_id, progress, refused)
                 break
             except InvalidValue as exc:
@@ -123,6 +145,8 @@ class AggregateSink:
                 if key is None or key in refused:
                     raise
                 refused[key] = str(exc)
+            except _KeysRefused as exc:
+                refused.update(exc.keys)
         self._last_rows = progress.rows
 
     def _by_driver(
@@ -132,18 +156,32 @@ class AggregateSink:
         batch_id: int,
         progress: BatchProgress,
         refused: Mapping[bytes, str],
-    ) -> None:
+    ) -> bool:
+        """Collect and write the batch; False if it is too large for that."""
         assert self._reader is not None
         with progress.timed("collect"):
             data = self._collect(frame)
+        if data is None:
+            return False
         with progress.timed("fold"):
-            rows, bad = self._reader.read(data, refused)
-        self._quarantine(bad, batch_id)
+            read = self._reader.read(data, refused)
+        rows, bad = read.rows, read.refused
         progress.route = "driver"
         progress.rows, progress.refused = data.num_rows, bad.num_rows
         progress.keys = _rows_in(rows)
         progress.bytes = _bytes_in(rows)
-        writer.write(batch_id, rows)
+
+        def put(grant: Grant) -> Answers[PutResult]:
+            self._quarantine(bad, writer.owner, batch_id)
+            return writer.access.put(grant, rows)
+
+        try:
+            writer.run(batch_id, put, rows)
+        except InvalidValue as exc:
+            if self._options.bad_rows == "quarantine":
+                raise
+            raise self._reader.with_sample(exc, data) from exc
+        return True
 
     def _by_executors(
         self,
@@ -174,8 +212,13 @@ class AggregateSink:
                 quarantine=(str(self._options.quarantine_path), writer.owner) if aside else None,
                 exclude=dict(refused),
             )
+            if aside:
+                clear(str(self._options.quarantine_path), writer.owner, batch_id)
             outcome = put_from_executors(frame, job, partitions)
-            progress.rows = outcome.rows
+            progress.rows, progress.refused = outcome.rows, outcome.refused
+            progress.keys, progress.bytes = outcome.keys, outcome.bytes
+            if outcome.refused_keys:
+                raise _KeysRefused(outcome.refused_keys)
             return outcome.answers
 
         writer.run(batch_id, put, self._partitions_of(frame, remote))
@@ -198,15 +241,26 @@ class AggregateSink:
             return self._options.route != "executors"
         return self._last_rows <= self._options.driver_max_rows
 
-    def _collect(self, frame: Any) -> pa.Table:
+    def _collect(self, frame: Any) -> pa.Table | None:
+        """Return the batch; None if Spark does not let the driver have that much."""
         assert self._input is not None
-        table: pa.Table = _renamed(frame, self._input.names()).toArrow()
+        try:
+            table: pa.Table = _renamed(frame, self._input.names()).toArrow()
+        except Exception as exc:
+            may_change = self._options.route == "auto" and self._options.recovery != "redo"
+            if may_change and "spark.driver.maxResultSize" in str(exc):
+                logger.info("the batch is too large to collect: it goes by the executors")
+                return None
+            raise
         return table
 
-    def _quarantine(self, bad: pa.Table, batch_id: int) -> None:
+    def _quarantine(self, bad: pa.Table, owner: str, batch_id: int) -> None:
+        if self._options.bad_rows != "quarantine":
+            return
+        place = str(self._options.quarantine_path)
+        clear(place, owner, batch_id)
         if bad.num_rows:
-            assert self._writer is not None
-            path = set_aside(bad, str(self._options.quarantine_path), self._writer.owner, batch_id)
+            path = set_aside(bad, place, owner, batch_id)
             logger.warning("set %d bad rows of batch %d aside: %s", bad.num_rows, batch_id, path)
 
     # --- The first batch ------------------------------------------------------------------------
@@ -215,7 +269,8 @@ class AggregateSink:
         """Return the writer, started; the first time, connect and find out who we are."""
         if type(frame).__module__.startswith("pyspark.sql.connect"):
             self.__getstate__()
-        query_id = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        context = frame.sparkSession.sparkContext
+        query_id = context.getLocalProperty("sql.streaming.queryId")
         if self._writer is not None and self._query_id != query_id:
             raise InvalidInput(
                 "one sink serves one query: make another AggregateSink for the second"
@@ -233,15 +288,42 @@ class AggregateSink:
                 "outside of a streaming query there is no query id: give the sink an owner_id"
             )
         self._query_id = query_id
+        # Of a streaming query's thread: its run, which a restart of the query does not share.
+        run_id = context.getLocalProperty("spark.jobGroup.id") if query_id else None
         self._cluster = connect(self._address, **self._connection)
-        remote = self._cluster.table(self._table_name)
+        try:
+            writer = self._start(self._cluster, owner, query_id, run_id)
+        except Exception:
+            self._drop_claims()
+            self._cluster.close()
+            self._cluster = None
+            raise
+        self._writer = self._last_writer = writer
+        self._undone_keys = 0
+        atexit.register(self.close)
+        if run_id:
+            when_run_ends(run_id, self.close)
+        return writer
+
+    def _start(
+        self, cluster: Cluster, owner: str, query_id: str | None, run_id: str | None
+    ) -> TableWriter:
+        remote = cluster.table(self._table_name)
         self._input = self._input_of(remote)
         self._reader = self._reader_of(remote)
+        if not remote.definition.locked:
+            logger.warning(
+                "table %s has no column locks: others may write these columns too, and each event "
+                "is counted at least once, not exactly once",
+                self._table_name,
+            )
+        if run_id:
+            self._claim((run_id, remote.table_id, owner))
         redo = None
         if self._options.recovery == "redo":
             redo = RedoLog(open_storage(str(self._options.redo_location)))
-        writer = TableWriter(
-            RemoteAccess(self._cluster, remote),
+        return TableWriter(
+            RemoteAccess(cluster, remote),
             owner,
             self._columns,
             ttl_ms=self._options.ttl_ms,
@@ -249,13 +331,21 @@ class AggregateSink:
             handover=self._options.handover,
             deadline_s=self._options.deadline_s,
             redo=redo,
-        )
-        writer.start()
-        self._writer = writer
-        atexit.register(self.close)
-        if query_id:
-            when_query_ends(query_id, self.close)
-        return writer
+        ).start()
+
+    def _claim(self, claim: tuple[str, int, str]) -> None:
+        with _claiming:
+            if _claims.setdefault(claim, self) is not self:
+                raise InvalidInput(
+                    f"another sink of this query writes table {self._table_name} as "
+                    f"`{claim[2]}`: make one sink for all batches of a query; a second one on the "
+                    "same table needs an owner_id of its own"
+                )
+
+    def _drop_claims(self) -> None:
+        with _claiming:
+            for claim in [claim for claim, sink in _claims.items() if sink is self]:
+                del _claims[claim]
 
     def _input_of(self, remote: RemoteTable) -> InputColumns:
         return InputColumns(
@@ -290,9 +380,15 @@ def _renamed(frame: Any, names: Mapping[str, str]) -> Any:
 
 
 def _any_value(data_type: pa.DataType, table: pa.Table) -> pa.Array:
-    zero = {pa.types.is_string: "", pa.types.is_binary: b""}
-    value = next((value for test, value in zero.items() if test(data_type)), 0)
-    return pa.array([value] * table.num_rows).cast(data_type)
+    """Return valid values of a key's type, one per row: zero bytes are one of every type."""
+    width = 4 if _has_offsets(data_type) else -(-data_type.bit_width // 8)
+    zeros = pa.py_buffer(bytes(width * (table.num_rows + 1)))
+    buffers = [None, zeros, pa.py_buffer(b"")] if _has_offsets(data_type) else [None, zeros]
+    return pa.Array.from_buffers(data_type, table.num_rows, buffers)
+
+
+def _has_offsets(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
 def _rows_in(rows: Rows) -> int:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from locks import BucketKey, CoordinationError, SessionLost
 from merge_engine import AggMode, InvalidValue, PutResult, Schema, TallybookError
 from merge_engine.batch import read_keys
+from merge_engine.failpoints import hit
 from merge_engine.hashing import bucket_of
 from recovery.access import Answers, Grant, Rows
 from server import wire
@@ -27,8 +28,10 @@ from server.writer_access import put
 from sink.quarantine import set_aside
 from sink.rows import RowReader
 
-FOLDED = "bucket INT, position BIGINT, rows BIGINT, payload BINARY"
+FOLDED = "bucket INT, position BIGINT, payload BINARY"
 OUTCOME = "outcome STRING"
+# What is for nobody's bucket carries counts, or an error, to whoever gathers the outcomes.
+_NO_BUCKET = -1
 
 # The connections of this Python worker, which its tasks share.
 _clusters: dict[str, Cluster] = {}
@@ -55,6 +58,9 @@ class Outcome:
 
     rows: int
     refused: int
+    refused_keys: Mapping[bytes, str]
+    keys: int
+    bytes: int
     answers: Answers[PutResult]
 
 
@@ -82,40 +88,39 @@ def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
             return
         data = pa.Table.from_batches(gathered)
         try:
-            rows, refused = job.reader.read(data, job.exclude)
+            read = job.reader.read(data, job.exclude)
         except TallybookError as exc:
-            # Bucket -1 is nobody's: it carries the error to whoever gathers the outcomes.
-            yield _folded([-1], part, [0], [json.dumps(_failure(exc)).encode()])
+            yield _folded({_NO_BUCKET: json.dumps(_failure(exc)).encode()}, part)
             return
-        if len(refused) and job.quarantine is not None:
+        if len(read.refused) and job.quarantine is not None:
             path, owner = job.quarantine
-            set_aside(refused, path, owner, job.grant.token.batch, part)
-        table = rows.data
+            set_aside(read.refused, path, owner, job.grant.token.batch, part)
+        table = read.rows.data
         assert isinstance(table, pa.Table)
         keys = read_keys(table, job.schema)
         numbers = bucket_of(keys, job.buckets).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1))
         parts = np.split(order, bounds[1:]) if len(order) else []
-        yield _folded(
-            [int(numbers[at[0]]) for at in parts],
-            part,
-            [len(data)] + [0] * (len(parts) - 1) if parts else [],
-            [_payload(table.take(pa.array(at)), rows) for at in parts],
-        )
+        told = {
+            "rows": len(data),
+            "refused": len(read.refused),
+            "refused_keys": {key.hex(): why for key, why in read.refused_keys.items()},
+        }
+        payloads = {
+            int(numbers[at[0]]): _payload(table.take(pa.array(at)), read.rows) for at in parts
+        }
+        yield _folded({**payloads, _NO_BUCKET: json.dumps(told).encode()}, part)
 
     return fold
 
 
-def _folded(
-    buckets: Sequence[int], part: int, rows: Sequence[int], payloads: Sequence[bytes]
-) -> pa.RecordBatch:
+def _folded(payloads: Mapping[int, bytes], part: int) -> pa.RecordBatch:
     return pa.record_batch(
         {
-            "bucket": pa.array(buckets, pa.int32()),
-            "position": pa.array([part] * len(buckets), pa.int64()),
-            "rows": pa.array(rows, pa.int64()),
-            "payload": pa.array(payloads, pa.binary()),
+            "bucket": pa.array(list(payloads), pa.int32()),
+            "position": pa.array([part] * len(payloads), pa.int64()),
+            "payload": pa.array(list(payloads.values()), pa.binary()),
         }
     )
 
@@ -132,15 +137,15 @@ def _payload(table: pa.Table, rows: Rows) -> bytes:
 def _putting(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def put_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         folded = [row for batch in batches for row in batch.to_pylist()]
-        failures = [row["payload"].decode() for row in folded if row["bucket"] < 0]
-        if failures:
-            yield _outcome(failures[0])
-            return
-        if not folded:
-            return
+        told = [row["payload"].decode() for row in folded if row["bucket"] == _NO_BUCKET]
+        yield from map(_outcome, told)
         # One put per bucket and batch, in the order of the source's partitions.
-        folded.sort(key=lambda row: (row["bucket"], row["position"]))
-        yield _outcome(json.dumps(_put(job, folded)))
+        parts = sorted(
+            (row for row in folded if row["bucket"] != _NO_BUCKET),
+            key=lambda row: (row["bucket"], row["position"]),
+        )
+        if parts:
+            yield _outcome(json.dumps(_put(job, parts)))
 
     return put_all
 
@@ -153,18 +158,24 @@ def _put(job: Job, folded: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if operation is not None:
         tables = [_with_operations(table, operation) for table in tables]
     fields = read[0][0]
+    table = pa.concat_tables(tables)
     rows = Rows(
-        data=pa.concat_tables(tables),
+        data=table,
         columns=fields.texts("columns"),
         mode=AggMode(fields.get("mode", int)),
         operation_column=operation,
     )
+    hit("task.before_put")
     try:
         answers = _put_connected(job, rows)
+    except InvalidValue as exc:
+        return _failure(exc if job.quarantine else job.reader.with_sample(exc, table))
     except (TallybookError, CoordinationError) as exc:
         return _failure(exc)
+    hit("task.put")
     return {
-        "rows": sum(row["rows"] for row in folded),
+        "keys": table.num_rows,
+        "bytes": table.nbytes,
         "sessions": sorted(answers.sessions),
         "results": [
             [*key, result.base_offset, result.end_offset, int(result.repeated)]
@@ -216,11 +227,16 @@ def _gather(outcomes: Sequence[Mapping[str, Any]]) -> Outcome:
             base_offset=base, end_offset=end, repeated=bool(repeated)
         )
         for outcome in outcomes
-        for partition, number, base, end, repeated in outcome["results"]
+        for partition, number, base, end, repeated in outcome.get("results", ())
     }
-    sessions = frozenset(name for outcome in outcomes for name in outcome["sessions"])
-    return Outcome(
-        rows=sum(outcome["rows"] for outcome in outcomes),
-        refused=0,
-        answers=Answers(results, sessions),
-    )
+    sessions = frozenset(name for outcome in outcomes for name in outcome.get("sessions", ()))
+    counts = {
+        name: sum(outcome.get(name, 0) for outcome in outcomes)
+        for name in ("rows", "refused", "keys", "bytes")
+    }
+    refused_keys = {
+        bytes.fromhex(key): why
+        for outcome in outcomes
+        for key, why in outcome.get("refused_keys", {}).items()
+    }
+    return Outcome(**counts, refused_keys=refused_keys, answers=Answers(results, sessions))

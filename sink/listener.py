@@ -11,8 +11,11 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-def when_query_ends(query_id: str, call: Callable[[], None]) -> None:
-    """Call once, from some thread, after the query with this id has ended."""
+def when_run_ends(run_id: str, call: Callable[[], None]) -> None:
+    """Call once, from some thread, after this run of a query has ended.
+
+    A run, not a query: the news of the last run may come when the next one is under way.
+    """
     from pyspark.sql import SparkSession  # noqa: PLC0415
     from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415
 
@@ -29,11 +32,13 @@ def when_query_ends(query_id: str, call: Callable[[], None]) -> None:
             """Not ours."""
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            if str(event.id) != query_id:
+            if str(event.runId) != run_id:
                 return
             try:
                 call()
             except Exception:
-                logger.exception("the sink of query %s did not close", query_id)
+                logger.exception("the sink of run %s did not close", run_id)
+            streams.removeListener(listener)
 
-    streams.addListener(Listener())
+    listener = Listener()
+    streams.addListener(listener)

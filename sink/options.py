@@ -1,7 +1,7 @@
 """What a sink can be told, and the names of the options for people who write them as text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from locks.coordinator import DEFAULT_TTL_MS
@@ -63,6 +63,15 @@ class SinkOptions:
                 hint = did_you_mean(name, [OWNER_ID, TTL])
                 raise InvalidInput(f"unknown option '{name}'{hint}")
         return replace(self, **changes)
+
+
+def checked_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings, if there is one of each name."""
+    known = [one.name for one in fields(SinkOptions)]
+    for name in settings:
+        if name not in known:
+            raise InvalidInput(f"a sink has no setting '{name}'{did_you_mean(name, known)}")
+    return settings
 
 
 def parse_duration_ms(name: str, text: str) -> int:

@@ -11,7 +11,10 @@ from recovery.writer import TableWriter
 
 @dataclass
 class BatchProgress:
-    """One batch: rows in, keys after folding, milliseconds per step, what was undone before it."""
+    """One batch: rows in, keys after folding, milliseconds per step, what was undone before it.
+
+    `offsets`: of each partition and bucket, where the log ends with this batch.
+    """
 
     batch: int
     route: str = ""
@@ -22,6 +25,7 @@ class BatchProgress:
     bytes: int = 0
     undone_keys: int = 0
     milliseconds: dict[str, float] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -32,11 +36,15 @@ class BatchProgress:
         finally:
             self.milliseconds[step] = round((time.perf_counter() - began) * 1000, 1)
 
-    def finish(self, writer: TableWriter, seconds: float) -> None:
+    def finish(self, writer: TableWriter, seconds: float, undone_before: int) -> None:
         """Take over what the writer knows of the batch."""
-        for step, spent in {**writer.progress.seconds, "total": seconds}.items():
+        steps = {} if self.skipped else writer.progress.seconds
+        for step, spent in {**steps, "total": seconds}.items():
             self.milliseconds[step] = round(spent * 1000, 1)
-        self.undone_keys = writer.progress.undone_keys
+        self.undone_keys = writer.progress.undone_keys - undone_before
+        self.offsets = {
+            f"{key.partition}/{key.number}": offset for key, offset in writer.offsets.items()
+        }
 
 
 @dataclass
@@ -68,9 +76,5 @@ class SinkStatus:
                 "committed_batch": writer.batch,
                 "undone_keys": writer.progress.undone_keys,
                 "starts": writer.progress.starts,
-                "offsets": {
-                    f"{key.partition}/{key.number}": offset
-                    for key, offset in writer.offsets.items()
-                },
             }
         return status

@@ -1,7 +1,7 @@
 """The rows of a micro-batch on their way to the table: named, checked, folded, or set aside."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,14 +18,21 @@ from merge_engine import (
     SchemaError,
     UnknownColumn,
 )
+from merge_engine.batch import read_batch
 from merge_engine.keys import KeyCodec
 from merge_engine.local import fold_locally
+from merge_engine.options import BucketOptions
+from merge_engine.segment import Operation
 from merge_engine.suggestions import did_you_mean
 from merge_engine.types import conform
 from recovery.access import Rows
 
 REASON = "_reason"
 Flags = np.typing.NDArray[np.bool_]
+
+_OPERATIONS = [operation.name.lower() for operation in Operation]
+# A batch of raw rows is split by bucket before it is put: its own size is no matter here.
+_UNLIMITED = replace(BucketOptions(), put_max_rows=2**62, put_max_bytes=2**62)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,18 @@ class InputColumns:
             names[self.operation] = self.operation
         return names
 
+    def types(self) -> list[tuple[str, pa.DataType, bool]]:
+        """Return the columns that have a type of their own: name, type, and whether it rounds."""
+        wanted = [(column.name, column.type, False) for column in self.schema.key_columns]
+        for name in self.written:
+            function = self.schema.column(name).function
+            assert function is not None
+            if function.input_type is not None:
+                wanted.append((name, function.input_type, function.rounds_input))
+            if function.order_by is not None:
+                wanted.append((function.order_by, function.order_type, False))
+        return wanted
+
     def _orders(self) -> list[str]:
         functions = [self.schema.column(n).function for n in self.written if n in self.schema.names]
         return [f.order_by for f in functions if f is not None and f.order_by is not None]
@@ -83,6 +102,15 @@ class InputColumns:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Rows to put; those set aside, each with a reason; and the keys found to be refused, why."""
+
+    rows: Rows
+    refused: pa.Table
+    refused_keys: Mapping[bytes, str]
+
+
 class RowReader:
     """Folds rows for the table; the bad ones fail the batch, or are set aside."""
 
@@ -91,36 +119,46 @@ class RowReader:
         self._fold = fold
         self._set_aside = set_aside
 
-    def read(self, data: pa.Table, exclude: Mapping[bytes, str]) -> tuple[Rows, pa.Table]:
-        """Return the rows to put, and those set aside with a reason.
+    def read(self, data: pa.Table, exclude: Mapping[bytes, str]) -> Read:
+        """Return the rows to put, and those set aside.
 
         `data` has the table's column names. `exclude`: encoded keys whose rows are known to be
         refused, each with why. Without setting aside, the first bad row is an error with a sample.
         """
         refused: list[pa.Table] = []
-        if self._set_aside:
-            data, bad = self._without_bad_rows(data)
-            refused += bad
-            if exclude:
+        found: dict[bytes, str] = {}
+        try:
+            if self._set_aside:
+                data, refused = self._without_bad_rows(data)
                 data, bad = self._without_keys(data, exclude)
                 refused += bad
-        while True:
-            try:
-                rows = self._rows(data)
-                break
-            except InvalidValue as exc:
-                if not self._set_aside or exc.encoded_key is None:
-                    raise self._with_sample(exc, data) from exc
-                data, bad = self._without_keys(data, {exc.encoded_key: str(exc)})
-                refused += bad
-            except InvalidInput as exc:
-                raise self._with_sample(exc, data) from exc
+            rows = None
+            while rows is None:
+                try:
+                    rows = self._rows(data)
+                except InvalidValue as exc:
+                    if not self._set_aside or exc.encoded_key is None:
+                        raise
+                    found[exc.encoded_key] = str(exc)
+                    data, bad = self._without_keys(data, {exc.encoded_key: str(exc)})
+                    refused += bad
+        except InvalidInput as exc:
+            raise self.with_sample(exc, data) from exc
         empty = data.schema.append(pa.field(REASON, pa.string())).empty_table()
-        return rows, pa.concat_tables([empty, *refused], promote_options="permissive")
+        aside = pa.concat_tables([empty, *refused], promote_options="permissive")
+        return Read(rows=rows, refused=aside, refused_keys=found)
 
     def _rows(self, data: pa.Table) -> Rows:
         columns = self._columns
         if not self._fold:
+            # Judged here all the same: who asks the servers first has no row to show.
+            read_batch(
+                data,
+                columns.schema,
+                _UNLIMITED,
+                columns=columns.written,
+                operation_column=columns.operation,
+            )
             return Rows(data=data, columns=columns.written, operation_column=columns.operation)
         folded = fold_locally(
             data,
@@ -137,27 +175,31 @@ class RowReader:
 
     def _without_bad_rows(self, data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
         """Take out rows with a null key, and rows with a value that its column cannot take."""
-        schema = self._columns.schema
         refused = []
-        for column in schema.key_columns:
+        for column in self._columns.schema.key_columns:
             null = pc.is_null(data.column(column.name)).to_numpy()
             data, bad = _split(data, null, f"key column '{column.name}' is null")
             refused += bad
-        for name in data.column_names:
-            wanted = _type_of(schema, name)
-            if wanted is None:
-                continue
+        for name, wanted, rounding in self._columns.types():
             values = data.column(name).combine_chunks()
-            failing = _failing(partial(conform, target=wanted, column=name), values)
+            check = partial(conform, target=wanted, column=name, allow_rounding=rounding)
+            failing = _failing(check, values)
             data, bad = _split(data, failing, f"column '{name}' cannot be read as {wanted}")
+            refused += bad
+        operation = self._columns.operation
+        if operation is not None:
+            unknown = _unknown_operations(data.column(operation))
+            data, bad = _split(data, unknown, f"column '{operation}' is no known operation")
             refused += bad
         return data, refused
 
     def _without_keys(
         self, data: pa.Table, keys: Mapping[bytes, str]
     ) -> tuple[pa.Table, list[pa.Table]]:
+        refused: list[pa.Table] = []
+        if not keys:
+            return data, refused
         encoded = self._encoded(data)
-        refused = []
         for key, reason in keys.items():
             chosen = pc.equal(encoded, pa.scalar(key, encoded.type)).to_numpy(zero_copy_only=False)
             data, bad = _split(data, chosen, reason)
@@ -170,7 +212,7 @@ class RowReader:
         arrays = [conform(data.column(k.name), k.type, column=k.name) for k in keys]
         return KeyCodec([key.type for key in keys]).encode(arrays)
 
-    def _with_sample(self, error: InvalidInput, data: pa.Table) -> InvalidInput:
+    def with_sample(self, error: InvalidInput, data: pa.Table) -> InvalidInput:
         """Return the error with a row that shows it."""
         sample = self._sample(error, data)
         if sample is None:
@@ -194,11 +236,15 @@ class RowReader:
         return sample
 
 
-def _type_of(schema: Schema, name: str) -> pa.DataType | None:
-    if name not in schema.names:
-        return None
-    column = schema.column(name)
-    return column.type if column.function is None else column.input_type
+def _unknown_operations(values: pa.ChunkedArray) -> Flags:
+    """Return which rows have an operation that is none; of a wrong type, the batch is judged."""
+    if pa.types.is_integer(values.type):
+        known = pc.is_in(values, pa.array(list(Operation), values.type))
+    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        known = pc.is_in(pc.utf8_lower(values.cast(pa.string())), pa.array(_OPERATIONS))
+    else:
+        return np.zeros(len(values), bool)
+    return ~np.asarray(known.to_numpy(), bool)
 
 
 def _split(data: pa.Table, bad: Flags, reason: str) -> tuple[pa.Table, list[pa.Table]]:

@@ -23,6 +23,9 @@ appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
+# The JVMs live for a minute: what they would gain by compiling well is less than what it costs.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 
 def needs_java() -> None:
     """Skip the test where there is no Java to run Spark with."""
