@@ -44,10 +44,10 @@ format: $(INSTALLED)  ## let ruff fix and format
 	@$(VENV)/bin/ruff check --fix --quiet .
 	@$(VENV)/bin/ruff format --quiet .
 
-bench: $(INSTALLED)  ## the figures, with ratios to their baselines (about ten minutes)
+bench: $(INSTALLED)  ## the figures, with ratios to their baselines (about fifteen minutes)
 	@$(RUN) -m benchmarks
 
-bench-quick: $(INSTALLED)  ## the same on small sizes, in under a minute
+bench-quick: $(INSTALLED)  ## the same on small sizes, in a few minutes
 	@$(RUN) -m benchmarks --quick
 
 clean:  ## remove what the other targets made

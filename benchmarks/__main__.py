@@ -54,7 +54,7 @@ def _arguments() -> argparse.Namespace:
         description="Measures Tallybook beside its baselines. The last lines, "
         "`BENCH name value goal`, are for machines.",
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, under a minute")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few minutes")
     parser.add_argument("names", nargs="*", metavar="name", help=f"of: {', '.join(BENCHMARKS)}")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(BENCHMARKS))
