@@ -8,6 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from locks import CoordinationError
 from merge_engine import BucketOptions, TallybookError
 from server.config import ServerConfig
@@ -79,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     asked_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_stop.set())
+    pa.array(np.zeros(1))  # Where there is pandas, pyarrow imports it now, not in the first put.
     try:
         with TabletServer(to_config(arguments)) as server:
             if arguments.address_file is not None:
