@@ -22,6 +22,17 @@ from merge_engine.storage import LocalStorage, ObjectStorage
 from merge_engine.stored import SchemaHistory
 from merge_engine.table import Table
 
+# Models and worlds assert, too: let pytest say what was compared, as it does in tests. Here, before
+# anything imports them.
+pytest.register_assert_rewrite(
+    "tests.property.changelog_replay",
+    "tests.property.lock_model",
+    "tests.property.lock_world",
+    "tests.property.modelled_table",
+    "tests.writer_model",
+    "tests.writer_world",
+)
+
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("default"), max_examples=40)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
