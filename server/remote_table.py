@@ -274,6 +274,7 @@ class RemoteTable:
             )
             for key, target in known
         }
+        value_schema = pa.schema([(column.name, column.type) for column in chosen])
         request = {"columns": [column.id for column in chosen], "isolation": _isolation(isolation)}
 
         def look(
@@ -282,8 +283,7 @@ class RemoteTable:
             fields = self._fields(table, request, [[*key.key] for key in keys])
             body = wire.frame(fields, key_schema, [wanted[key] for key in keys])
             answer = self._access.calls.connections.action(address, "lookup", body, timeout_s)
-            _, found = wire.unframe(answer)
-            return dict(zip(keys, found, strict=True))
+            return dict(zip(keys, wire.read_answer(answer, value_schema), strict=True))
 
         try:
             found = self._access.calls.scatter(

@@ -356,8 +356,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
 
         found = map_all(self._read_pool, look, range(len(keys)))
         self._metrics.count("keys_looked_up", wanted, table=table.name)
-        types = pa.schema([(column.name, column.type) for column in columns])
-        return wire.frame({}, types, found)
+        return wire.answer(found)
 
     def _changelog(self, fields: wire.Fields) -> tuple[pa.Schema, Iterator[Any]]:
         """Return batches of change records, each with where to go on as metadata."""

@@ -238,3 +238,9 @@ def test_dictionaries_are_found_however_deep(kind: pa.DataType) -> None:
 def test_other_types_are_plain() -> None:
     kinds = [pa.string(), pa.list_(pa.int8()), pa.struct([("x", pa.string())]), pa.uuid()]
     wire.check_plain(pa.schema([(str(at), kind) for at, kind in enumerate(kinds)]))
+
+
+def test_an_answer_comes_back_in_parts_some_of_them_empty() -> None:
+    batches = [_batch(1, 2), _batch(), _batch(3)]
+    assert wire.read_answer(wire.answer(batches), NUMBERS) == batches
+    assert wire.read_answer(wire.answer([]), NUMBERS) == []
