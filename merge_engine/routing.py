@@ -1,11 +1,12 @@
 """Which rows go to which bucket of which partition."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from merge_engine.errors import InvalidInput
 from merge_engine.grouping import Positions
 from merge_engine.hashing import bucket_of
 from merge_engine.keys import KeyCodec
@@ -69,6 +70,27 @@ def gather(
         .take(index)
         for column in columns
     ]
+
+
+def partition_key(schema: Schema, values: Mapping[str, Any]) -> bytes:
+    """Return the key of the partition with these values of the partition columns."""
+    columns = schema.partition_columns
+    if set(values) != {column.name for column in columns}:
+        names = ", ".join(column.name for column in columns) or "none"
+        raise InvalidInput(f"give a value for each partition column ({names})")
+    codec = KeyCodec([column.type for column in columns])
+    arrays = [pa.array([values[column.name]], column.type) for column in columns]
+    return bytes(codec.encode(arrays)[0].as_py())
+
+
+def partition_rows(schema: Schema, keys: Iterable[bytes]) -> pa.Table:
+    """Return the values of the partition columns, one row per key, sorted."""
+    columns = schema.partition_columns
+    fields = pa.schema([(column.name, column.type) for column in columns])
+    if not columns:
+        return fields.empty_table()
+    codec = KeyCodec([column.type for column in columns])
+    return pa.Table.from_arrays(codec.decode(pa.array(sorted(keys), pa.binary())), schema=fields)
 
 
 def _partition_keys(schema: Schema, keys: Sequence[pa.Array]) -> pa.BinaryArray:

@@ -21,10 +21,10 @@ from merge_engine.catalog import BucketId, Catalog
 from merge_engine.changelog import change_records
 from merge_engine.errors import InvalidInput
 from merge_engine.fold import fold
-from merge_engine.keys import KeyCodec
+from merge_engine.local import OPERATION
 from merge_engine.open_buckets import OpenBuckets
 from merge_engine.options import BucketOptions
-from merge_engine.routing import Route, gather, route
+from merge_engine.routing import Route, gather, partition_key, partition_rows, route
 from merge_engine.schema import Schema
 from merge_engine.segment import AggMode, Operation, Token
 from merge_engine.storage import local_directory, open_storage
@@ -144,14 +144,10 @@ class Table:
         token: Token | None = None,
     ) -> TablePutResult:
         """Clear these columns (None: all) of the keys; a row with none left is gone."""
-        schema = self.schema
-        key_columns = read_keys(as_arrow(keys, schema), schema)
-        names = [column.name for column in schema.key_columns]
-        deletes = pa.array(np.full(len(key_columns[0]), Operation.DELETE, np.int8))
         return self.put(
-            pa.table([*key_columns, deletes], names=[*names, "_operation"]),
+            as_deletes(keys, self.schema),
             columns=columns,
-            operation_column="_operation",
+            operation_column=OPERATION,
             owner=owner,
             token=token,
         )
@@ -284,23 +280,11 @@ class Table:
 
     def partitions(self) -> pa.Table:
         """Return the values of the partition columns, one row per partition."""
-        columns = self.schema.partition_columns
-        keys = sorted(self._catalog.partitions) if columns else []
-        fields = pa.schema([(column.name, column.type) for column in columns])
-        if not columns:
-            return fields.empty_table()
-        codec = KeyCodec([column.type for column in columns])
-        return pa.Table.from_arrays(codec.decode(pa.array(keys, pa.binary())), schema=fields)
+        return partition_rows(self.schema, self._catalog.partitions)
 
     def drop_partition(self, **values: Any) -> None:
         """Drop a partition and its data. One of the same values later is a new one."""
-        columns = self.schema.partition_columns
-        if set(values) != {column.name for column in columns}:
-            names = ", ".join(column.name for column in columns) or "none"
-            raise InvalidInput(f"give a value for each partition column ({names})")
-        codec = KeyCodec([column.type for column in columns])
-        arrays = [pa.array([values[column.name]], column.type) for column in columns]
-        key = codec.encode(arrays)[0].as_py()
+        key = partition_key(self.schema, values)
         with self._lock:
             if key not in self._catalog.partitions:
                 raise InvalidInput(f"there is no partition {values}")
@@ -347,6 +331,14 @@ def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
         return pa.Table.from_pylist(rows)
     except (pa.ArrowException, TypeError, AttributeError) as exc:
         raise InvalidInput(f"cannot read this as a table: {exc}") from exc
+
+
+def as_deletes(keys: Data, schema: Schema) -> pa.Table:
+    """Return rows that delete these keys, to put with `OPERATION` as the operation column."""
+    key_columns = read_keys(as_arrow(keys, schema), schema)
+    names = [column.name for column in schema.key_columns]
+    deletes = pa.array(np.full(len(key_columns[0]), Operation.DELETE, np.int8))
+    return pa.table([*key_columns, deletes], names=[*names, OPERATION])
 
 
 def _view_directory(location: str | Path, view_directory: str | Path | None) -> Path:

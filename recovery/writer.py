@@ -77,7 +77,6 @@ class Progress:
     """What a writer has done, for logs and status."""
 
     batch: int = -1
-    rows: int = 0
     keys_changed: int = 0
     undone_keys: int = 0
     starts: int = 0
@@ -120,7 +119,6 @@ class TableWriter:
         self._stamp = new_stamp()
         self._lock: ColumnLock | None = None
         self._terms: dict[BucketKey, int] = {}
-        self._sessions: frozenset[str] = frozenset()
         self._state = WriterState.NEW
         self._renewal: Renewal | None = None
         self.progress = Progress()

@@ -4,16 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from locks import BucketKey, Coordinator, LeadKey, TableAltered
 from merge_engine import AggFunction, AggMode, InvalidInput, PutResult, Schema, Token
 from merge_engine.batch import read_keys
-from merge_engine.keys import KeyCodec
-from merge_engine.routing import Route, gather, route
-from merge_engine.segment import Operation
-from merge_engine.table import Data, as_arrow
+from merge_engine.local import OPERATION
+from merge_engine.routing import Route, gather, partition_key, partition_rows, route
+from merge_engine.table import Data, as_arrow, as_deletes
 from recovery.errors import NotFenced
 from recovery.guard import Writer
 from recovery.writer import TableWriter
@@ -67,7 +65,6 @@ class RemotePutResult:
 class _Part:
     """A put's rows for one bucket."""
 
-    key: LeadKey
     batches: Sequence[pa.RecordBatch]
     term: int
 
@@ -158,7 +155,6 @@ class RemoteTable:
         routes = route(schema, read_keys(arrow, schema), table.buckets)
         parts = {
             key: _Part(
-                key=key,
                 batches=to_messages(arrow, target, whole=len(routes) == 1),
                 term=_term(terms, key.key),
             )
@@ -198,6 +194,7 @@ class RemoteTable:
             repeatable=token is not None,
             patient=writer is None,
             changes=True,
+            check_moved=self._check_partitions,
         )
         return RemotePutResult(
             rows=arrow.num_rows,
@@ -223,14 +220,10 @@ class RemoteTable:
         token: Token | None = None,
     ) -> RemotePutResult:
         """Clear these columns (None: all) of the keys; a row with none left is gone."""
-        schema = self.schema
-        key_columns = read_keys(as_arrow(keys, schema), schema)
-        names = [column.name for column in schema.key_columns]
-        deletes = pa.array(np.full(len(key_columns[0]), Operation.DELETE, np.int8))
         return self.put(
-            pa.table([*key_columns, deletes], names=[*names, "_operation"]),
+            as_deletes(keys, self.schema),
             columns=columns,
-            operation_column="_operation",
+            operation_column=OPERATION,
             owner=owner,
             token=token,
         )
@@ -364,24 +357,19 @@ class RemoteTable:
 
     def partitions(self) -> pa.Table:
         """Return the values of the partition columns, one row per partition."""
-        columns = self.schema.partition_columns
-        fields = pa.schema([(column.name, column.type) for column in columns])
-        if not columns:
-            return fields.empty_table()
-        keys = sorted(self._read_partitions())
-        codec = KeyCodec([column.type for column in columns])
-        return pa.Table.from_arrays(codec.decode(pa.array(keys, pa.binary())), schema=fields)
+        keys = self._read_partitions() if self.schema.partition_by else ()
+        return partition_rows(self.schema, keys)
 
     def create_partition(self, **values: Any) -> int:
         """Create a partition, unless there is one of these values; return its id."""
-        key = self._partition_key(values)
+        key = partition_key(self.schema, values)
         partition = self._access.coordinator.create_partition(self._table.table, key)
         self._partitions[key] = partition
         return partition
 
     def drop_partition(self, **values: Any) -> None:
         """Drop a partition and its data. One of the same values later is a new one."""
-        key = self._partition_key(values)
+        key = partition_key(self.schema, values)
         if self._access.coordinator.drop_partition(self._table.table, key) is None:
             raise InvalidInput(f"there is no partition {values}")
         self._partitions.pop(key, None)
@@ -399,15 +387,6 @@ class RemoteTable:
         if self.schema.partition_by:
             self._partitions = self._access.coordinator.partitions(self._table.table)
         return self._partitions
-
-    def _partition_key(self, values: Mapping[str, Any]) -> bytes:
-        columns = self.schema.partition_columns
-        if set(values) != {column.name for column in columns}:
-            names = ", ".join(column.name for column in columns) or "none"
-            raise InvalidInput(f"give a value for each partition column ({names})")
-        codec = KeyCodec([column.type for column in columns])
-        arrays = [pa.array([values[column.name]], column.type) for column in columns]
-        return bytes(codec.encode(arrays)[0].as_py())
 
     # --- Calls ----------------------------------------------------------------------------------
 

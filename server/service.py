@@ -196,6 +196,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         table = self._table(fields)
         keys, terms = self._keys(fields, 3)
         announced = fields.optional("bytes", int) or 0
+        try_only = fields.optional("try_only", bool) or False
         self._check_size(0, announced)
         with self._admission.put(announced) as load:
             received = self._receive(reader, len(keys), load)
@@ -210,9 +211,9 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
                 writer=_writer(fields),
                 owner=fields.get("owner", str),
                 token=_token(fields),
-                try_only=fields.optional("try_only", bool) or False,
+                try_only=try_only,
             )
-        for part, result in zip(parts, results, strict=True):
+        for part, result in () if try_only else zip(parts, results, strict=True):
             self._metrics.count("rows", part.update.rows, table=table.name)
             self._metrics.count("keys_changed", result.changed, table=table.name)
         self._metrics.count("bytes", load.received, table=table.name)
@@ -482,7 +483,7 @@ def _column(schema: Schema, table: ClusterTable, number: int) -> Column:
 def _writer(fields: wire.Fields) -> Writer | None:
     if "writer" not in fields:
         return None
-    return Writer(fields.get("writer", str), fields.get("epoch", int))
+    return _required_writer(fields)
 
 
 def _required_writer(fields: wire.Fields) -> Writer:

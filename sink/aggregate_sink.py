@@ -20,7 +20,7 @@ from recovery.writer import TableWriter, WriterState
 from server.client import Cluster, connect
 from server.remote_table import RemoteTable
 from server.writer_access import RemoteAccess
-from sink.executors import Job, put_from_executors
+from sink.executors import Job, put_from_executors, renamed
 from sink.listener import when_run_ends
 from sink.options import SinkOptions, checked_settings
 from sink.progress import BatchProgress, SinkStatus
@@ -229,7 +229,7 @@ class AggregateSink:
         if not names:
             return None
         columns = {n: of for n, of in self._input_of(remote).names().items() if n in names}
-        distinct = _renamed(frame, columns).distinct().dropna().toArrow()
+        distinct = renamed(frame, columns).distinct().dropna().toArrow()
         # The other key columns do not matter for a partition; any value of their type does.
         for column in remote.schema.key_columns:
             if column.name not in names:
@@ -245,7 +245,7 @@ class AggregateSink:
         """Return the batch; None if Spark does not let the driver have that much."""
         assert self._input is not None
         try:
-            table: pa.Table = _renamed(frame, self._input.names()).toArrow()
+            table: pa.Table = renamed(frame, self._input.names()).toArrow()
         except Exception as exc:
             may_change = self._options.route == "auto" and self._options.recovery != "redo"
             if may_change and "spark.driver.maxResultSize" in str(exc):
@@ -371,12 +371,6 @@ class AggregateSink:
     def _cluster_recipe(self) -> Any:
         assert self._cluster is not None
         return self._cluster.recipe
-
-
-def _renamed(frame: Any, names: Mapping[str, str]) -> Any:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    return frame.select([F.col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
 
 
 def _any_value(data_type: pa.DataType, table: pa.Table) -> pa.Array:

@@ -68,13 +68,18 @@ def put_from_executors(frame: Any, job: Job, partitions: int) -> Outcome:
     """Run the two stages and gather their outcomes; the first error of a task is raised here."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    folded = frame.select(
-        [F.col(f"`{of_input}`").alias(name) for name, of_input in job.names.items()]
-    ).mapInArrow(_folding(job), FOLDED)
+    folded = renamed(frame, job.names).mapInArrow(_folding(job), FOLDED)
     outcomes = folded.repartitionById(partitions, F.col("bucket")).mapInArrow(
         _putting(job), OUTCOME
     )
     return _gather([json.loads(row.outcome) for row in outcomes.collect()])
+
+
+def renamed(frame: Any, names: Mapping[str, str]) -> Any:
+    """Return the frame with these columns only, under the table's names."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return frame.select([F.col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
 
 
 def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -5,7 +5,6 @@
 
 import random
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -24,10 +23,8 @@ from tests.fault.cluster_load import (
     Load,
     another_server,
     check_exact,
-    client_of,
     client_process,
     leaders,
-    local_cluster,
     noted,
     rounds,
     wait_until_led,
@@ -35,23 +32,6 @@ from tests.fault.cluster_load import (
 from tests.zookeeper_server import wait_until
 
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with local_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Cluster]:
-    """Connect to the cluster, all of whose servers run."""
-    for server in cluster.servers:
-        if not server.alive:
-            server.start()
-    cluster.wait_until_joined()
-    with client_of(cluster) as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@
 import os
 import random
 import signal
-from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -22,9 +21,7 @@ from tests.fault.cluster_load import (
     SCHEMA,
     Load,
     check_exact,
-    client_of,
     end_session,
-    local_cluster,
     noted,
     rounds,
     wait_until_led,
@@ -36,23 +33,6 @@ FAILPOINTS = ["leadership.taken", "put.logged:20"]
 if LONGER:
     FAILPOINTS += ["log.encoded:20", "storage.linked:20", "put.applied:20", "view.before_write"]
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with local_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Cluster]:
-    """Connect to the cluster, all of whose servers run."""
-    for server in cluster.servers:
-        if not server.alive:
-            server.start()
-    cluster.wait_until_joined()
-    with client_of(cluster) as connected:
-        yield connected
 
 
 @pytest.fixture

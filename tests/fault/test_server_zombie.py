@@ -41,7 +41,6 @@ from tests.fault.cluster_load import (
     client_of,
     keys_led_by,
     leaders,
-    local_cluster,
     logs_of,
     noted,
     paused,
@@ -55,23 +54,6 @@ from tests.zookeeper_server import wait_until
 
 DIRECT = 100  # The number of the first writer that sends to the zombie itself.
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with local_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[Cluster]:
-    """Connect to the cluster, all of whose servers run."""
-    for server in cluster.servers:
-        if not server.alive:
-            server.start()
-    cluster.wait_until_joined()
-    with client_of(cluster) as connected:
-        yield connected
 
 
 def create(client: Cluster, cluster: LocalCluster, *, column_locks: bool = False) -> RemoteTable:
