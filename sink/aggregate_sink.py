@@ -9,32 +9,28 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from merge_engine import InvalidInput, InvalidValue, PutResult, open_storage
+from locks import UnknownColumn as UnknownColumnToLock
+from merge_engine import InvalidInput, InvalidValue, PutResult, UnknownColumn
 from recovery.access import Answers, Grant, Rows
-from recovery.redo import RedoLog
-from recovery.writer import TableWriter, WriterState
-from server.client import Cluster, connect
-from server.remote_table import RemoteTable
-from server.writer_access import RemoteAccess
-from sink.executors import Job, put_from_executors, renamed
+from recovery.writer import TableWriter
+from sink.executors import Job, collected, put_from_executors
 from sink.listener import when_run_ends
 from sink.options import SinkOptions, checked_settings
+from sink.partitions import PartitionsMissing, never_settles, partitions_named, partitions_of
 from sink.progress import BatchProgress, SinkStatus
-from sink.quarantine import clear, set_aside
-from sink.rows import InputColumns, RowReader
+from sink.quarantine import clear, publish, stage
+from sink.routing import RecentBatches
+from sink.session import Session, Target, identify, open_session, query_of
 
 logger = logging.getLogger(__name__)
 
 _MOST_REFUSED_KEYS = 1_000
-
-# Who writes as which owner, in which run of a query: two sinks of one query would each take the
-# other's batch for a replay of its own.
-_claims: dict[tuple[str, int, str], "AggregateSink"] = {}
-_claiming = threading.Lock()
+_MOST_READS = 4
 
 
 class _KeysRefused(InvalidInput):
@@ -43,6 +39,16 @@ class _KeysRefused(InvalidInput):
     def __init__(self, keys: Mapping[bytes, str]) -> None:
         super().__init__(f"{len(keys)} keys are refused")
         self.keys = keys
+
+
+@dataclass
+class _Batch:
+    """A micro-batch, and what is known of it: `refused` are keys whose rows are set aside, why."""
+
+    frame: Any
+    number: int
+    progress: BatchProgress
+    refused: dict[bytes, str] = field(default_factory=dict)
 
 
 class AggregateSink:
@@ -63,21 +69,20 @@ class AggregateSink:
         **settings: Any,
     ) -> None:
         """`connection`: arguments of `tb.connect`, such as a token."""
-        self._address = address
-        self._table_name = table
         if isinstance(columns, str):
             raise InvalidInput(f"columns is a list of column names, not {columns!r}")
-        self._columns = tuple(columns)
         self._options = SinkOptions(**checked_settings(settings)).with_texts(options or {})
-        self._connection = dict(connection or {})
+        self._target = Target(
+            address=address,
+            connection=dict(connection or {}),
+            table=table,
+            columns=tuple(columns),
+            options=self._options,
+        )
         self._calls = threading.Lock()
-        self._cluster: Cluster | None = None
-        self._writer: TableWriter | None = None
+        self._session: Session | None = None
         self._last_writer: TableWriter | None = None
-        self._query_id: str | None = None
-        self._reader: RowReader | None = None
-        self._input: InputColumns | None = None
-        self._last_rows = 0
+        self._recent = RecentBatches(self._options.driver_max_rows)
         self._undone_keys = 0
         self._status = SinkStatus()
 
@@ -94,77 +99,84 @@ class AggregateSink:
     def close(self) -> None:
         """Release the lock, or abandon it if a batch is uncommitted. Closing twice is fine."""
         with self._calls:
-            writer, self._writer = self._writer, None
-            cluster, self._cluster = self._cluster, None
-        if writer is not None:
-            writer.close()
-            writer.access.close()
-        if cluster is not None:
-            cluster.close()
-        self._drop_claims()
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
         atexit.unregister(self.close)
-
-    # --- A batch --------------------------------------------------------------------------------
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write a micro-batch; Spark calls this."""
         with self._calls:
             began = time.perf_counter()
-            writer = self._ready(frame)
-            progress = BatchProgress(batch=batch_id)
+            session = self._ready(frame)
+            writer = session.writer
+            batch = _Batch(frame, batch_id, BatchProgress(batch=batch_id))
+            progress = batch.progress
             if batch_id == writer.batch:
                 progress.skipped = True
             else:
-                if writer.batch >= 0 and batch_id > writer.batch + 1:
-                    logger.warning("batch %d comes after batch %d", batch_id, writer.batch)
-                self._write(writer, frame, batch_id, progress)
+                self._write(session, batch)
+                self._recent.add(progress.rows)
             progress.finish(writer, time.perf_counter() - began, self._undone_keys)
             self._undone_keys = writer.progress.undone_keys
             self._status.add(progress)
             logger.info("batch %d: %s", batch_id, progress)
 
-    def _write(
-        self, writer: TableWriter, frame: Any, batch_id: int, progress: BatchProgress
-    ) -> None:
-        assert self._input is not None
-        self._input.check(frame.columns)
-        refused: dict[bytes, str] = {}
-        by_driver = self._goes_by_driver()
+    def _ready(self, frame: Any) -> Session:
+        """Return the session; with the first batch, find out who we are and start one."""
+        if type(frame).__module__.startswith("pyspark.sql.connect"):
+            self.__getstate__()
+        context = frame.sparkSession.sparkContext
+        if self._session is not None:
+            self._session.check_usable(query_of(context))
+            return self._session
+        identity = identify(context, self._options.owner_id)
+        session = self._session = open_session(self._target, identity)
+        self._last_writer = session.writer
+        self._undone_keys = 0
+        atexit.register(self.close)
+        if identity.run_id:
+            when_run_ends(identity.run_id, self.close)
+        return session
+
+    # --- A batch --------------------------------------------------------------------------------
+
+    def _write(self, session: Session, batch: _Batch) -> None:
+        session.follow_definition()
+        session.input.check(batch.frame.columns)
+        by_driver = self._goes_by_driver(batch.frame)
         while True:
             try:
                 if by_driver:
-                    by_driver = self._by_driver(writer, frame, batch_id, progress, refused)
+                    by_driver = self._by_driver(session, batch)
                 if not by_driver:
-                    self._by_executors(writer, frame, batch_id, progress, refused)
+                    self._by_executors(session, batch)
                 break
             except InvalidValue as exc:
                 # A server refused a key: set its rows aside, and write the rest.
-                key = exc.encoded_key
+                refused, key = batch.refused, exc.encoded_key
                 if self._options.bad_rows != "quarantine" or len(refused) >= _MOST_REFUSED_KEYS:
                     raise
                 if key is None or key in refused:
                     raise
                 refused[key] = str(exc)
             except _KeysRefused as exc:
-                refused.update(exc.keys)
-        self._last_rows = progress.rows
+                batch.refused.update(exc.keys)
+            except (UnknownColumn, UnknownColumnToLock):
+                # Altered while the batch was under way: the sink can say what it means for it.
+                session.table.refresh()
+                session.check_columns()
+                raise
 
-    def _by_driver(
-        self,
-        writer: TableWriter,
-        frame: Any,
-        batch_id: int,
-        progress: BatchProgress,
-        refused: Mapping[bytes, str],
-    ) -> bool:
+    def _by_driver(self, session: Session, batch: _Batch) -> bool:
         """Collect and write the batch; False if it is too large for that."""
-        assert self._reader is not None
+        writer, progress = session.writer, batch.progress
         with progress.timed("collect"):
-            data = self._collect(frame)
+            data = self._collect(batch.frame, session.input.names())
         if data is None:
             return False
         with progress.timed("fold"):
-            read = self._reader.read(data, refused)
+            read = session.reader.read(data, batch.refused)
         rows, bad = read.rows, read.refused
         progress.route = "driver"
         progress.rows, progress.refused = data.num_rows, bad.num_rows
@@ -172,87 +184,82 @@ class AggregateSink:
         progress.bytes = _bytes_in(rows)
 
         def put(grant: Grant) -> Answers[PutResult]:
-            self._quarantine(bad, writer.owner, batch_id)
+            # A writer that has lost its session has looked at the table anew.
+            session.check_columns()
+            self._quarantine(bad, writer.owner, batch.number)
             return writer.access.put(grant, rows)
 
         try:
-            writer.run(batch_id, put, rows)
+            writer.run(batch.number, put, rows)
         except InvalidValue as exc:
             if self._options.bad_rows == "quarantine":
                 raise
-            raise self._reader.with_sample(exc, data) from exc
+            raise session.reader.with_sample(exc, data) from exc
         return True
 
-    def _by_executors(
-        self,
-        writer: TableWriter,
-        frame: Any,
-        batch_id: int,
-        progress: BatchProgress,
-        refused: Mapping[bytes, str],
-    ) -> None:
-        assert self._reader is not None
-        assert self._input is not None
-        assert self._cluster is not None
-        remote = self._remote(writer)
-        cores = frame.sparkSession.sparkContext.defaultParallelism
-        partitions = max(1, min(remote.buckets, 2 * cores))
-        aside = self._options.bad_rows == "quarantine"
-        progress.route = "executors"
+    def _by_executors(self, session: Session, batch: _Batch) -> None:
+        """Write the batch from tasks; again, if they meet partitions that were not there before."""
+        batch.progress.route = "executors"
+        schema = session.input.schema
+        partitions = partitions_of(batch.frame, session.input)
+        for read in range(1, _MOST_READS + 1):
+            try:
+                session.writer.run(
+                    batch.number,
+                    lambda grant: self._put_by_tasks(session, batch, grant),
+                    partitions,
+                )
+                return
+            except PartitionsMissing as exc:
+                if read == _MOST_READS:
+                    raise never_settles(batch.number, read, exc.keys, schema) from exc
+                logger.info("batch %d is written again: %s", batch.number, exc)
+                partitions = partitions_named(exc.keys, schema)
 
-        def put(grant: Grant) -> Answers[PutResult]:
-            job = Job(
-                recipe=self._cluster_recipe(),
-                table_id=remote.table_id,
-                schema=remote.schema,
-                grant=grant,
-                reader=self._reader_of(remote),
-                buckets=remote.buckets,
-                names=self._input_of(remote).names(),
-                quarantine=(str(self._options.quarantine_path), writer.owner) if aside else None,
-                exclude=dict(refused),
-            )
-            if aside:
-                clear(str(self._options.quarantine_path), writer.owner, batch_id)
-            outcome = put_from_executors(frame, job, partitions)
-            progress.rows, progress.refused = outcome.rows, outcome.refused
-            progress.keys, progress.bytes = outcome.keys, outcome.bytes
-            if outcome.refused_keys:
-                raise _KeysRefused(outcome.refused_keys)
-            return outcome.answers
+    def _put_by_tasks(self, session: Session, batch: _Batch, grant: Grant) -> Answers[PutResult]:
+        session.check_columns()
+        owner, table, progress = session.writer.owner, session.table, batch.progress
+        cores = batch.frame.sparkSession.sparkContext.defaultParallelism
+        place = None
+        if self._options.bad_rows == "quarantine":
+            place = (str(self._options.quarantine_path), owner)
+            clear(*place, batch.number)
+        job = Job(
+            recipe=session.cluster.recipe,
+            table=table.definition,
+            grant=grant,
+            reader=session.reader,
+            names=session.input.names(),
+            partitions=session.fenced_partitions(grant),
+            quarantine=place,
+            exclude=dict(batch.refused),
+        )
+        outcome = put_from_executors(batch.frame, job, max(1, min(table.buckets, 2 * cores)))
+        progress.rows, progress.refused = outcome.rows, outcome.refused
+        progress.keys, progress.bytes = outcome.keys, outcome.bytes
+        if outcome.refused_keys:
+            raise _KeysRefused(outcome.refused_keys)
+        if outcome.missing_partitions:
+            raise PartitionsMissing(outcome.missing_partitions)
+        if place is not None:
+            publish(place[0], outcome.staged)
+        return outcome.answers
 
-        writer.run(batch_id, put, self._partitions_of(frame, remote))
-
-    def _partitions_of(self, frame: Any, remote: RemoteTable) -> Rows | None:
-        """Return rows that name the partitions of the batch: only the driver creates them."""
-        names = {column.name for column in remote.schema.partition_columns}
-        if not names:
-            return None
-        columns = {n: of for n, of in self._input_of(remote).names().items() if n in names}
-        distinct = renamed(frame, columns).distinct().dropna().toArrow()
-        # The other key columns do not matter for a partition; any value of their type does.
-        for column in remote.schema.key_columns:
-            if column.name not in names:
-                distinct = distinct.append_column(column.name, _any_value(column.type, distinct))
-        return Rows(data=distinct)
-
-    def _goes_by_driver(self) -> bool:
+    def _goes_by_driver(self, frame: Any) -> bool:
         if self._options.route != "auto" or self._options.recovery == "redo":
             return self._options.route != "executors"
-        return self._last_rows <= self._options.driver_max_rows
+        return self._recent.go_by_driver(frame.sparkSession.sparkContext)
 
-    def _collect(self, frame: Any) -> pa.Table | None:
+    def _collect(self, frame: Any, names: Mapping[str, str]) -> pa.Table | None:
         """Return the batch; None if Spark does not let the driver have that much."""
-        assert self._input is not None
         try:
-            table: pa.Table = renamed(frame, self._input.names()).toArrow()
+            return collected(frame, names)
         except Exception as exc:
             may_change = self._options.route == "auto" and self._options.recovery != "redo"
             if may_change and "spark.driver.maxResultSize" in str(exc):
                 logger.info("the batch is too large to collect: it goes by the executors")
                 return None
             raise
-        return table
 
     def _quarantine(self, bad: pa.Table, owner: str, batch_id: int) -> None:
         if self._options.bad_rows != "quarantine":
@@ -260,129 +267,8 @@ class AggregateSink:
         place = str(self._options.quarantine_path)
         clear(place, owner, batch_id)
         if bad.num_rows:
-            path = set_aside(bad, place, owner, batch_id)
+            [path] = publish(place, [stage(bad, place, owner, batch_id)])
             logger.warning("set %d bad rows of batch %d aside: %s", bad.num_rows, batch_id, path)
-
-    # --- The first batch ------------------------------------------------------------------------
-
-    def _ready(self, frame: Any) -> TableWriter:
-        """Return the writer, started; the first time, connect and find out who we are."""
-        if type(frame).__module__.startswith("pyspark.sql.connect"):
-            self.__getstate__()
-        context = frame.sparkSession.sparkContext
-        query_id = context.getLocalProperty("sql.streaming.queryId")
-        if self._writer is not None and self._query_id != query_id:
-            raise InvalidInput(
-                "one sink serves one query: make another AggregateSink for the second"
-            )
-        if self._writer is not None and self._writer.state is not WriterState.FENCED:
-            return self._writer
-        if self._writer is not None:
-            raise InvalidInput(
-                f"the sink of `{self._writer.owner}` was fenced: another incarnation of this "
-                "owner writes; stop this query"
-            )
-        owner = self._options.owner_id or query_id
-        if not owner:
-            raise InvalidInput(
-                "outside of a streaming query there is no query id: give the sink an owner_id"
-            )
-        self._query_id = query_id
-        # Of a streaming query's thread: its run, which a restart of the query does not share.
-        run_id = context.getLocalProperty("spark.jobGroup.id") if query_id else None
-        self._cluster = connect(self._address, **self._connection)
-        try:
-            writer = self._start(self._cluster, owner, query_id, run_id)
-        except Exception:
-            self._drop_claims()
-            self._cluster.close()
-            self._cluster = None
-            raise
-        self._writer = self._last_writer = writer
-        self._undone_keys = 0
-        atexit.register(self.close)
-        if run_id:
-            when_run_ends(run_id, self.close)
-        return writer
-
-    def _start(
-        self, cluster: Cluster, owner: str, query_id: str | None, run_id: str | None
-    ) -> TableWriter:
-        remote = cluster.table(self._table_name)
-        self._input = self._input_of(remote)
-        self._reader = self._reader_of(remote)
-        if not remote.definition.locked:
-            logger.warning(
-                "table %s has no column locks: others may write these columns too, and each event "
-                "is counted at least once, not exactly once",
-                self._table_name,
-            )
-        if run_id:
-            self._claim((run_id, remote.table_id, owner))
-        redo = None
-        if self._options.recovery == "redo":
-            redo = RedoLog(open_storage(str(self._options.redo_location)))
-        return TableWriter(
-            RemoteAccess(cluster, remote),
-            owner,
-            self._columns,
-            ttl_ms=self._options.ttl_ms,
-            query_id=query_id or "",
-            handover=self._options.handover,
-            deadline_s=self._options.deadline_s,
-            redo=redo,
-        ).start()
-
-    def _claim(self, claim: tuple[str, int, str]) -> None:
-        with _claiming:
-            if _claims.setdefault(claim, self) is not self:
-                raise InvalidInput(
-                    f"another sink of this query writes table {self._table_name} as "
-                    f"`{claim[2]}`: make one sink for all batches of a query; a second one on the "
-                    "same table needs an owner_id of its own"
-                )
-
-    def _drop_claims(self) -> None:
-        with _claiming:
-            for claim in [claim for claim, sink in _claims.items() if sink is self]:
-                del _claims[claim]
-
-    def _input_of(self, remote: RemoteTable) -> InputColumns:
-        return InputColumns(
-            schema=remote.schema,
-            written=self._columns,
-            renamed=self._options.renamed,
-            operation=self._options.operation_column,
-            ignore_extra=self._options.ignore_extra,
-        )
-
-    def _reader_of(self, remote: RemoteTable) -> RowReader:
-        return RowReader(
-            self._input_of(remote),
-            fold=self._options.local_aggregation,
-            set_aside=self._options.bad_rows == "quarantine",
-        )
-
-    def _remote(self, writer: TableWriter) -> RemoteTable:
-        access = writer.access
-        assert isinstance(access, RemoteAccess)
-        return access.remote
-
-    def _cluster_recipe(self) -> Any:
-        assert self._cluster is not None
-        return self._cluster.recipe
-
-
-def _any_value(data_type: pa.DataType, table: pa.Table) -> pa.Array:
-    """Return valid values of a key's type, one per row: zero bytes are one of every type."""
-    width = 4 if _has_offsets(data_type) else -(-data_type.bit_width // 8)
-    zeros = pa.py_buffer(bytes(width * (table.num_rows + 1)))
-    buffers = [None, zeros, pa.py_buffer(b"")] if _has_offsets(data_type) else [None, zeros]
-    return pa.Array.from_buffers(data_type, table.num_rows, buffers)
-
-
-def _has_offsets(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
 def _rows_in(rows: Rows) -> int:

@@ -16,16 +16,18 @@ import numpy as np
 import pyarrow as pa
 
 from locks import BucketKey, CoordinationError, SessionLost
-from merge_engine import AggMode, InvalidValue, PutResult, Schema, TallybookError
+from merge_engine import AggMode, InvalidValue, PutResult, TallybookError
 from merge_engine.batch import read_keys
 from merge_engine.failpoints import hit
 from merge_engine.hashing import bucket_of
+from merge_engine.routing import route
 from recovery.access import Answers, Grant, Rows
 from server import wire
 from server.client import Cluster, Recipe
+from server.definitions import ClusterTable
 from server.remote_table import RemoteTable
 from server.writer_access import put
-from sink.quarantine import set_aside
+from sink.quarantine import stage
 from sink.rows import RowReader
 
 FOLDED = "bucket INT, position BIGINT, payload BINARY"
@@ -39,26 +41,34 @@ _clusters: dict[str, Cluster] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the tasks of one batch need; pickled into each of them."""
+    """What the tasks of one batch need; pickled into each of them.
+
+    `table` is the table as the driver knows it: names are those of its schema, whatever they are by
+    now. `partitions` are the keys of those that the writer has fenced; None if there are none.
+    """
 
     recipe: Recipe
-    table_id: int
-    schema: Schema
+    table: ClusterTable
     grant: Grant
     reader: RowReader
-    buckets: int
     names: Mapping[str, str]
+    partitions: frozenset[bytes] | None = None
     quarantine: tuple[str, str] | None = None
     exclude: Mapping[bytes, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the tasks of a batch did."""
+    """What the tasks of a batch did. With missing partitions, some rows were not put.
+
+    `staged`: the files of bad rows that are to be published.
+    """
 
     rows: int
     refused: int
+    staged: Sequence[str]
     refused_keys: Mapping[bytes, str]
+    missing_partitions: frozenset[bytes]
     keys: int
     bytes: int
     answers: Answers[PutResult]
@@ -82,6 +92,15 @@ def renamed(frame: Any, names: Mapping[str, str]) -> Any:
     return frame.select([F.col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
 
 
+def collected(frame: Any, names: Mapping[str, str]) -> pa.Table:
+    """Return these columns of the frame in the driver, under the table's names."""
+    if sorted(frame.columns) != sorted(set(names.values())):
+        return renamed(frame, names).toArrow()
+    # Nothing to leave out: naming the columns here saves Spark planning a projection.
+    table = frame.toArrow()
+    return pa.table({name: table.column(of_input) for name, of_input in names.items()})
+
+
 def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -97,19 +116,21 @@ def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
         except TallybookError as exc:
             yield _folded({_NO_BUCKET: json.dumps(_failure(exc)).encode()}, part)
             return
+        staged = []
         if len(read.refused) and job.quarantine is not None:
             path, owner = job.quarantine
-            set_aside(read.refused, path, owner, job.grant.token.batch, part)
+            staged = [stage(read.refused, path, owner, job.grant.token.batch, part)]
         table = read.rows.data
         assert isinstance(table, pa.Table)
-        keys = read_keys(table, job.schema)
-        numbers = bucket_of(keys, job.buckets).astype(np.int64)
+        keys = read_keys(table, job.table.schema)
+        numbers = bucket_of(keys, job.table.buckets).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1))
         parts = np.split(order, bounds[1:]) if len(order) else []
         told = {
             "rows": len(data),
             "refused": len(read.refused),
+            "staged": staged,
             "refused_keys": {key.hex(): why for key, why in read.refused_keys.items()},
         }
         payloads = {
@@ -170,6 +191,9 @@ def _put(job: Job, folded: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         mode=AggMode(fields.get("mode", int)),
         operation_column=operation,
     )
+    missing = _missing_partitions(job, table)
+    if missing:
+        return {"missing_partitions": [key.hex() for key in missing]}
     hit("task.before_put")
     try:
         answers = _put_connected(job, rows)
@@ -187,6 +211,15 @@ def _put(job: Job, folded: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for key, result in answers.results.items()
         ],
     }
+
+
+def _missing_partitions(job: Job, table: pa.Table) -> set[bytes]:
+    """Return the keys of partitions that only the driver may create, and has not created yet."""
+    if job.partitions is None:
+        return set()
+    schema = job.table.schema
+    routes = route(schema, read_keys(table, schema), 1)
+    return {target.partition_key for target in routes} - job.partitions
 
 
 def _with_operations(table: pa.Table, name: str) -> pa.Table:
@@ -209,7 +242,7 @@ def _table(job: Job) -> RemoteTable:
     address = job.recipe.address
     if address not in _clusters:
         _clusters[address] = job.recipe.connect()
-    return _clusters[address].table_by_id(job.table_id)
+    return RemoteTable(_clusters[address], job.table)
 
 
 def _outcome(text: str) -> pa.RecordBatch:
@@ -244,4 +277,13 @@ def _gather(outcomes: Sequence[Mapping[str, Any]]) -> Outcome:
         for outcome in outcomes
         for key, why in outcome.get("refused_keys", {}).items()
     }
-    return Outcome(**counts, refused_keys=refused_keys, answers=Answers(results, sessions))
+    missing = frozenset(
+        bytes.fromhex(key) for outcome in outcomes for key in outcome.get("missing_partitions", ())
+    )
+    return Outcome(
+        **counts,
+        staged=[name for outcome in outcomes for name in outcome.get("staged", ())],
+        refused_keys=refused_keys,
+        missing_partitions=missing,
+        answers=Answers(results, sessions),
+    )

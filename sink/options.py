@@ -19,8 +19,8 @@ class SinkOptions:
 
     `recovery`: "undo" takes an uncommitted batch back, "redo" rolls a prepared one forward and
     needs `redo_location`. `route`: "driver" collects the batch, "executors" puts from the tasks,
-    "auto" goes by the size of the last batches. `bad_rows`: "fail" the batch, or "quarantine" them
-    as Parquet below `quarantine_path`.
+    "auto" goes by the size of recent batches and the number of executors: see `sink.routing`.
+    `bad_rows`: "fail" the batch, or "quarantine" them as Parquet below `quarantine_path`.
     """
 
     owner_id: str | None = None

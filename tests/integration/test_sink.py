@@ -18,6 +18,7 @@ from server.local_cluster import LocalCluster
 from server.writer_access import put
 from sink import aggregate_sink, executors
 from sink.aggregate_sink import AggregateSink
+from sink.routing import RecentBatches, count_executors
 from tests.conftest import SUMS, schema_of
 from tests.sinks import KEYS, Killed, Sinks, counted, ones, sinks_of, stored, write_file
 from tests.spark_session import SHORT_LIVED, quiet_spark
@@ -178,9 +179,11 @@ def test_a_gap_in_the_batch_numbers_is_logged(
 ) -> None:
     sink = sinks.sink(sinks.table(SUMS), ["a", "b"], owner_id="etl")
     sink(sinks.frame(ones()), 3)
-    with caplog.at_level(logging.WARNING, "sink"):
+    with caplog.at_level(logging.WARNING):
         sink(sinks.frame(ones()), 7)
-    assert "batch 7 comes after batch 3" in caplog.text
+    warnings = [text for text in caplog.messages if "batch 7" in text]
+    assert len(warnings) == 1
+    assert "batch 7 of etl follows batch 3" in warnings[0]
 
 
 def test_two_jobs_that_ask_for_the_same_column(sinks: Sinks) -> None:
@@ -208,8 +211,8 @@ def test_an_expired_owners_uncommitted_work_is_undone_by_whoever_takes_its_colum
         gone(sinks.frame(ones()), 1)
     assert stored(table, KEYS) == counted(2)
     assert stored(table, KEYS, isolation="committed") == counted(1)
-    assert gone._writer is not None
-    gone._writer._stop_renewal()
+    assert gone._session is not None
+    gone._session.writer._stop_renewal()
     locks = sinks.client.coordinator
     wait_until(
         lambda: not any(lock.live for lock in locks.list_locks(table.definition.table)),
@@ -377,6 +380,22 @@ def test_large_batches_go_by_the_executors(sinks: Sinks) -> None:
         sink(sinks.frame(ones(range(rows))), batch)
         routes.append(sink.status()["last"]["route"])
     assert routes == ["driver", "executors", "driver"]
+
+
+@pytest.mark.parametrize(("executors", "route"), [(1, "driver"), (4, "executors")])
+def test_more_executors_get_smaller_batches(executors: int, route: str, sinks: Sinks) -> None:
+    sink = sinks.sink(sinks.table(SUMS), ["a", "b"], owner_id="etl")
+    sink._recent = RecentBatches(40_000, count=lambda _: executors)
+    for batch in range(2):
+        sink(sinks.frame(ones(range(12_000))), batch)
+    assert sink.status()["last"]["route"] == route
+
+
+def test_in_local_mode_there_are_no_executors(sinks: Sinks) -> None:
+    context = sinks.spark.sparkContext
+    assert count_executors(context) == 0
+    # What a cluster is asked knows of the driver only.
+    assert context._jsc.sc().getExecutorMemoryStatus().size() == 1
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -317,7 +317,7 @@ def test_a_table_that_does_not_exist_is_an_error_and_leaves_no_connection(sinks:
     missing = AggregateSink(sinks.local.address, "no_such_table", columns=["a"], owner_id="etl")
     with pytest.raises(UnknownTable, match="no_such_table"):
         missing(sinks.frame(ones(KEYS)), 0)
-    assert missing._cluster is None
+    assert missing._session is None
 
 
 def test_on_a_table_without_column_locks_the_sink_says_what_it_does_not_guarantee(

@@ -1,0 +1,194 @@
+"""A sink from its first batch to its end: who it is, its connection, and its lock."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from merge_engine import InvalidInput, open_storage
+from recovery.access import Grant
+from recovery.redo import RedoLog
+from recovery.writer import TableWriter, WriterState
+from server.client import Cluster, connect
+from server.remote_table import RemoteTable
+from server.writer_access import RemoteAccess
+from sink.columns import DefinitionWatch, UsedColumns
+from sink.options import SinkOptions
+from sink.rows import InputColumns, RowReader
+
+logger = logging.getLogger(__name__)
+
+# Who writes as which owner, in which run of a query: two sinks of one query would each take the
+# other's batch for a replay of its own.
+_claims: dict[tuple[str, int, str], "Session"] = {}
+_claiming = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a sink writes, and where."""
+
+    address: str
+    connection: Mapping[str, Any]
+    table: str
+    columns: tuple[str, ...]
+    options: SinkOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who writes: the owner, and in a streaming query the query and this run of it.
+
+    A restart of the query has the same query id and another run id.
+    """
+
+    owner: str
+    query_id: str | None
+    run_id: str | None
+
+
+def query_of(context: Any) -> str | None:
+    """Return the id of the streaming query that this thread runs for."""
+    found: str | None = context.getLocalProperty("sql.streaming.queryId")
+    return found
+
+
+def identify(context: Any, owner_id: str | None) -> Identity:
+    """Return who writes in this thread; outside of a streaming query only an owner id says so."""
+    query_id = query_of(context)
+    owner = owner_id or query_id
+    if not owner:
+        raise InvalidInput(
+            "outside of a streaming query there is no query id: give the sink an owner_id"
+        )
+    run_id = context.getLocalProperty("spark.jobGroup.id") if query_id else None
+    return Identity(owner=owner, query_id=query_id, run_id=run_id)
+
+
+class Session:
+    """The connection and the lock of one sink, in one run of a query. Made by `open_session`.
+
+    `input` and `reader` are of the schema that the sink started with. They stay: of what they
+    know, nothing changes but the names of columns, and then `check_columns` ends the query.
+    """
+
+    def __init__(self, cluster: Cluster, target: Target, identity: Identity) -> None:
+        options = target.options
+        self.cluster = cluster
+        self.identity = identity
+        remote = cluster.table(target.table)
+        self.input = InputColumns(
+            schema=remote.schema,
+            written=target.columns,
+            renamed=options.renamed,
+            operation=options.operation_column,
+            ignore_extra=options.ignore_extra,
+        )
+        self.reader = RowReader(
+            self.input,
+            fold=options.local_aggregation,
+            set_aside=options.bad_rows == "quarantine",
+        )
+        self._used = UsedColumns(remote, target.columns)
+        self._watch = DefinitionWatch()
+        redo = None
+        if options.recovery == "redo":
+            redo = RedoLog(open_storage(str(options.redo_location)))
+        self.writer = TableWriter(
+            RemoteAccess(cluster, remote),
+            identity.owner,
+            target.columns,
+            ttl_ms=options.ttl_ms,
+            query_id=identity.query_id or "",
+            handover=options.handover,
+            deadline_s=options.deadline_s,
+            redo=redo,
+        )
+
+    @property
+    def table(self) -> RemoteTable:
+        """The table, over the connection that the writer has now."""
+        access = self.writer.access
+        assert isinstance(access, RemoteAccess)
+        return access.remote
+
+    def start(self) -> None:
+        """Claim the owner for this run of the query, then acquire the lock and recover."""
+        table = self.table
+        if not table.definition.locked:
+            logger.warning(
+                "table %s has no column locks: others may write these columns too, and each event "
+                "is counted at least once, not exactly once",
+                table.name,
+            )
+        if self.identity.run_id:
+            self._claim((self.identity.run_id, table.table_id, self.identity.owner))
+        self.writer.start()
+
+    def check_usable(self, query_id: str | None) -> None:
+        """Raise if another query uses this sink, or another incarnation of its owner writes."""
+        if self.identity.query_id != query_id:
+            raise InvalidInput(
+                "one sink serves one query: make another AggregateSink for the second"
+            )
+        if self.writer.state is WriterState.FENCED:
+            raise InvalidInput(
+                f"the sink of `{self.writer.owner}` was fenced: another incarnation of this "
+                "owner writes; stop this query"
+            )
+
+    def follow_definition(self) -> None:
+        """Take in what others altered, as far as it is known; an error if it is our columns."""
+        self._watch.refresh(self.table, self.writer.access.coordinator)
+        self.check_columns()
+
+    def check_columns(self) -> None:
+        """Raise an error that says which of our columns was dropped or renamed, if one was."""
+        self._used.check(self.table.schema)
+
+    def fenced_partitions(self, grant: Grant) -> frozenset[bytes] | None:
+        """Return the keys of the partitions that the grant is for; None if there are none."""
+        if not self.table.schema.partition_by:
+            return None
+        access = self.writer.access
+        fenced = {key.partition for key in grant.terms}
+        ids = access.coordinator.partitions(access.table)
+        return frozenset(key for key, partition in ids.items() if partition in fenced)
+
+    def close(self) -> None:
+        """Release the lock, or abandon it if a batch is uncommitted, and disconnect."""
+        self.writer.close()
+        self.writer.access.close()
+        self.cluster.close()
+        self.drop_claim()
+
+    def _claim(self, claim: tuple[str, int, str]) -> None:
+        with _claiming:
+            if _claims.setdefault(claim, self) is not self:
+                raise InvalidInput(
+                    f"another sink of this query writes table {self.table.name} as "
+                    f"`{claim[2]}`: make one sink for all batches of a query; a second one on the "
+                    "same table needs an owner_id of its own"
+                )
+
+    def drop_claim(self) -> None:
+        """Let another sink of this run write as this owner."""
+        with _claiming:
+            for claim in [claim for claim, holder in _claims.items() if holder is self]:
+                del _claims[claim]
+
+
+def open_session(target: Target, identity: Identity) -> Session:
+    """Connect and start; what fails leaves neither a connection nor a claim."""
+    cluster = connect(target.address, **target.connection)
+    session: Session | None = None
+    try:
+        session = Session(cluster, target, identity)
+        session.start()
+    except BaseException:
+        if session is not None:
+            session.drop_claim()
+        cluster.close()
+        raise
+    return session

@@ -1,0 +1,232 @@
+"""The Spark sink while its table is altered, and while its source moves between reads."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from merge_engine import InvalidInput, Schema, SchemaBuilder, UnknownColumn
+from merge_engine.failpoints import arm
+from server.local_cluster import LocalCluster
+from server.remote_table import RemoteTable
+from sink.aggregate_sink import AggregateSink
+from tests.conftest import SUMS
+from tests.sinks import KEYS, Sinks, counted, ones, sinks_of, stored
+from tests.spark_session import SHORT_LIVED, quiet_spark
+from tests.zookeeper_server import wait_until
+
+pytestmark = pytest.mark.spark
+
+ROUTES = ["driver", "executors"]
+
+
+@pytest.fixture(scope="module")
+def module_sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
+    directory = tmp_path_factory.mktemp("sink")
+    with (
+        quiet_spark("local[2,3]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        LocalCluster(directory, servers=2) as local,
+        sinks_of(local, spark) as sinks,
+    ):
+        yield sinks
+
+
+@pytest.fixture
+def sinks(module_sinks: Sinks) -> Iterator[Sinks]:
+    yield module_sinks
+    module_sinks.close()
+
+
+# --- Columns that come, go and change their names ---------------------------------------------
+
+
+def wait_until_told(sink: AggregateSink) -> None:
+    """Return when the sink has been told that its table was altered."""
+    session = sink._session
+    assert session is not None
+    wait_until(session._watch._changed.is_set, "the sink was told that its table was altered")
+
+
+def started(sinks: Sinks, table: RemoteTable, columns: list[str], **settings: Any) -> AggregateSink:
+    """Return a sink that has written a batch."""
+    sink = sinks.sink(table, columns, owner_id="etl", ignore_extra=True, **settings)
+    sink(sinks.frame(ones()), 0)
+    return sink
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_columns_of_others_come_and_go_while_a_sink_runs(route: str, sinks: Sinks) -> None:
+    table = sinks.table(SUMS)
+    # What the input calls a column of somebody else is of no interest once that is gone.
+    sink = started(sinks, table, ["a"], route=route, renamed={"b": "theirs"})
+    changes: list[Callable[[], None]] = [
+        lambda: table.add_column("c", pa.int64(), "max"),
+        lambda: table.rename_column("b", "bb"),
+        lambda: table.drop_column("bb"),
+    ]
+    for batch, alter in enumerate(changes, start=1):
+        alter()
+        wait_until_told(sink)
+        sink(sinks.frame(ones()), batch)
+    assert stored(table, KEYS) == dict.fromkeys(KEYS, (4, None))
+    assert sink.status()["starts"] == 1
+    assert sink._session is not None
+    assert sink._session.table.schema.version == table.schema.version
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_column_of_a_running_sink_that_is_renamed_is_an_error_that_names_both(
+    route: str, sinks: Sinks
+) -> None:
+    table = sinks.table(SUMS)
+    sink = started(sinks, table, ["a", "b"], route=route)
+    table.rename_column("a", "orders")
+    wait_until_told(sink)
+    message = (
+        rf"column 'a' \(BIGINT, sum\) of table {table.name}.* was renamed to 'orders' .*"
+        r"renamed=\{'orders': 'a'\}"
+    )
+    for _ in range(2):
+        with pytest.raises(UnknownColumn, match=message):
+            sink(sinks.frame(ones()), 1)
+    assert stored(table, KEYS) == counted(1)
+    sink.close()
+    assert not sinks.record(table, "etl").held
+    # As the message says; and it is the same column, with the same lock.
+    again = sinks.sink(table, ["orders", "b"], owner_id="etl", renamed={"orders": "a"}, route=route)
+    again(sinks.frame(ones()), 1)
+    assert stored(table, KEYS) == counted(2)
+
+
+def test_a_key_column_that_is_renamed_is_an_error_that_names_both(sinks: Sinks) -> None:
+    table = sinks.table(SUMS)
+    sink = started(sinks, table, ["a"])
+    table.rename_column("k", "customer")
+    wait_until_told(sink)
+    with pytest.raises(UnknownColumn, match=r"'k' \(BIGINT\) of table .* renamed to 'customer'"):
+        sink(sinks.frame(ones()), 1)
+
+
+def test_a_column_of_a_running_sink_that_is_dropped_is_an_error_that_names_it(
+    sinks: Sinks,
+) -> None:
+    table = sinks.table(SUMS)
+    sink = started(sinks, table, ["a", "b"])
+    table.drop_column("a")
+    wait_until_told(sink)
+    with pytest.raises(UnknownColumn, match=r"'a' \(BIGINT, sum\).* was dropped while .* ran;"):
+        sink(sinks.frame(ones()), 1)
+    # Another column of its name is not the one that was locked.
+    table.add_column("a", pa.string(), "max")
+    wait_until_told(sink)
+    with pytest.raises(UnknownColumn, match=r"dropped .*a new one \(STRING, max\) has its name"):
+        sink(sinks.frame(ones()), 1)
+    sink.close()
+    assert stored(table, KEYS) == dict.fromkeys(KEYS, (10, None))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_columns_that_swap_their_names_while_a_batch_is_under_way_get_what_is_theirs(
+    route: str, sinks: Sinks
+) -> None:
+    table = sinks.table(SUMS)
+    sink = started(sinks, table, ["a", "b"], route=route)
+
+    def swap() -> None:
+        table.rename_column("a", "c")
+        table.rename_column("b", "a")
+        table.rename_column("c", "b")
+        stored(table, KEYS)  # Now the servers know.
+
+    with arm("writer.before_put", swap):
+        sink(sinks.frame(ones()), 1)
+    assert stored(table, KEYS) == counted(2)
+    wait_until_told(sink)
+    with pytest.raises(UnknownColumn, match=r"'a' .* renamed to 'b'"):
+        sink(sinks.frame(ones()), 2)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_column_that_is_dropped_while_a_batch_is_under_way_leaves_nothing_of_it(
+    route: str, sinks: Sinks
+) -> None:
+    table = sinks.table(SUMS)
+    sink = started(sinks, table, ["a", "b"], route=route)
+
+    def drop() -> None:
+        table.drop_column("a")
+        stored(table, KEYS)  # Now the servers know.
+
+    with (
+        arm("writer.before_put", drop),
+        pytest.raises(UnknownColumn, match=r"'a' \(BIGINT, sum\) .* was dropped while"),
+    ):
+        sink(sinks.frame(ones()), 1)
+    assert stored(table, KEYS) == dict.fromkeys(KEYS, (10,))
+    assert sink.status()["state"] == "clean"
+
+
+# --- Partitions that are not there the next time ----------------------------------------------
+
+
+def by_day() -> Schema:
+    return (
+        SchemaBuilder()
+        .column("day", "BIGINT")
+        .column("k", "BIGINT")
+        .agg_column("a", "BIGINT", "sum")
+        .primary_key("day", "k")
+        .partitioned_by("day")
+        .build()
+    )
+
+
+def moving(sinks: Sinks, directory: Path, last_day: int) -> Any:
+    """Return rows of day 0, and as many of a day that is later with every read until the last."""
+    reads = directory / "reads"
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with reads.open("ab") as file:
+            file.write(b".")
+        day = min(reads.stat().st_size, last_day)
+        for batch in batches:
+            keys = batch.column("k")
+            days = [0 if key % 2 else day for key in keys.to_pylist()]
+            yield pa.record_batch(
+                {"day": pa.array(days, pa.int64()), "k": keys, "a": batch.column("a")}
+            )
+
+    return sinks.frame(ones()).mapInArrow(read, "day BIGINT, k BIGINT, a BIGINT")
+
+
+def test_partitions_that_only_the_tasks_meet_are_created_and_the_batch_is_written_again(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(by_day())
+    sink = sinks.sink(table, ["a"], owner_id="etl", route="executors")
+    sink(moving(sinks, tmp_path, last_day=3), 0)
+    # Two stages found a new day, the third did not: what the first two put was undone.
+    found = stored(table, [(day, key) for day in range(5) for key in KEYS])
+    assert found == {(0 if key % 2 else 3, key): (1,) for key in KEYS}
+    assert (sink.status()["starts"], sink.status()["last"]["rows"]) == (3, len(KEYS))
+    assert (tmp_path / "reads").stat().st_size == 4
+    sink(moving(sinks, tmp_path, last_day=3), 1)
+    assert sink.status()["starts"] == 3
+
+
+def test_a_source_with_new_partitions_at_every_read_is_an_error_that_says_what_to_do(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(by_day())
+    sink = sinks.sink(table, ["a"], owner_id="etl", route="executors")
+    message = r"'day' had new values in each of 4 reads of batch 0, .*'day': 5.*route='driver'"
+    with pytest.raises(InvalidInput, match=message):
+        sink(moving(sinks, tmp_path, last_day=1_000), 0)
+    keys = [(day, key) for day in range(10) for key in KEYS]
+    assert stored(table, keys) == {}
+    sink.close()
+    sink = sinks.sink(table, ["a"], owner_id="etl", route="driver")
+    sink(moving(sinks, tmp_path, last_day=1_000), 0)
+    assert stored(table, keys) == {(0 if key % 2 else 6, key): (1,) for key in KEYS}
