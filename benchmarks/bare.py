@@ -29,11 +29,12 @@ class BareDatabase:
 
     def write(self, keys: list[bytes], values: list[bytes]) -> None:
         """Write the rows in one write batch, without WAL; wait outside while RocksDB stalls."""
-        batch = WriteBatch(raw_mode=True)
-        put = batch.put
-        for key, value in zip(keys, values, strict=True):
-            put(key, value)
         while True:
+            # A batch is used up also by a write that fails.
+            batch = WriteBatch(raw_mode=True)
+            put = batch.put
+            for key, value in zip(keys, values, strict=True):
+                put(key, value)
             try:
                 self._database.write(batch, self._write_options)
                 return

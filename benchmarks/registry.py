@@ -7,7 +7,13 @@ from benchmarks.locks import lock_commits
 from benchmarks.lookup import lookup
 from benchmarks.put import put_1m_keys, put_1m_keys_fixed, put_4_buckets, put_10k_keys
 from benchmarks.recovery import replay, undo
+from benchmarks.scans import scan_through_flight_vs_bare_iteration, scan_vs_bare_iteration
 from benchmarks.sink import sink_overhead, sink_vs_delta, sink_vs_stateful
+from benchmarks.snapshots import (
+    put_while_snapshotting,
+    snapshot_incremental,
+    snapshot_restore,
+)
 
 BENCHMARKS: dict[str, Benchmark] = {
     function.__name__: function
@@ -17,12 +23,17 @@ BENCHMARKS: dict[str, Benchmark] = {
         put_10k_keys,
         put_4_buckets,
         lookup,
+        scan_vs_bare_iteration,
         replay,
         undo,
+        snapshot_incremental,
+        put_while_snapshotting,
+        snapshot_restore,
         large_table,
         lock_commits,
         flight_puts,
         flight_lookups,
+        scan_through_flight_vs_bare_iteration,
         failover,
         sink_vs_stateful,
         sink_overhead,

@@ -2,6 +2,7 @@
 
 from locks.column_lock import ColumnLock, LockState
 from locks.coordinator import Coordinator, LockInfo
+from locks.dropped import DroppedTable
 from locks.embedded import EmbeddedZooKeeper
 from locks.errors import (
     AccessDenied,
@@ -10,6 +11,7 @@ from locks.errors import (
     Fenced,
     HandoverNeeded,
     InvalidColumns,
+    InvalidLease,
     InvalidOwner,
     InvalidRequest,
     InvalidTtl,
@@ -20,26 +22,33 @@ from locks.errors import (
     ServerNotStarted,
     SessionLost,
     StaleLeaders,
+    Superseded,
     TableAltered,
     TableExists,
     Unavailable,
     UnknownColumn,
+    UnknownLease,
     UnknownOutcome,
     UnknownTable,
 )
 from locks.fresh import FreshRecords
 from locks.leaders import LeadKey
+from locks.lease_records import LeaseInfo
+from locks.leases import Acquired, Leases
 from locks.memory import MemoryCoordination, MemoryStore
 from locks.offsets import BucketKey, Offsets
 from locks.placement import place
 from locks.records import Debt, DebtKind, LockRecord, Prepared, Token
 from locks.servers import Server
+from locks.snapshot_lists import SnapshotLists
+from locks.snapshot_records import ListedSnapshot, SnapshotList, SnapshotState
 from locks.store import CoordinationStore
 from locks.tables import Table, TableDefinition
 from locks.zookeeper import ZooKeeperStore
 
 __all__ = [
     "AccessDenied",
+    "Acquired",
     "BucketKey",
     "ColumnLock",
     "CoordinationError",
@@ -48,15 +57,20 @@ __all__ = [
     "CorruptRecord",
     "Debt",
     "DebtKind",
+    "DroppedTable",
     "EmbeddedZooKeeper",
     "Fenced",
     "FreshRecords",
     "HandoverNeeded",
     "InvalidColumns",
+    "InvalidLease",
     "InvalidOwner",
     "InvalidRequest",
     "InvalidTtl",
     "LeadKey",
+    "LeaseInfo",
+    "Leases",
+    "ListedSnapshot",
     "LockHeld",
     "LockInfo",
     "LockRecord",
@@ -71,7 +85,11 @@ __all__ = [
     "Server",
     "ServerNotStarted",
     "SessionLost",
+    "SnapshotList",
+    "SnapshotLists",
+    "SnapshotState",
     "StaleLeaders",
+    "Superseded",
     "Table",
     "TableAltered",
     "TableDefinition",
@@ -79,6 +97,7 @@ __all__ = [
     "Token",
     "Unavailable",
     "UnknownColumn",
+    "UnknownLease",
     "UnknownOutcome",
     "UnknownTable",
     "ZooKeeperStore",

@@ -4,22 +4,20 @@ import uuid
 from dataclasses import replace
 
 from locks.errors import TableAltered, TableExists, UnknownTable
-from locks.held import Held
 from locks.partitions import Partitions, encode_partitions
 from locks.paths import (
     IDS,
     NEXT_TABLE_ID,
     TABLES,
     epoch_path,
-    owner_path,
     owners_path,
     partitions_path,
     table_name_path,
     table_path,
 )
 from locks.retrying import retried
-from locks.store import CoordinationStore, Create, Delete, Operation, Write
-from locks.tables import Table, TableDefinition, decode_table, dropped, encode_table
+from locks.store import CoordinationStore, Create, Write
+from locks.tables import Table, TableDefinition, decode_table, dropped, dropped_id, encode_table
 
 
 class TableCatalog:
@@ -75,7 +73,7 @@ class TableCatalog:
         self._store.sync()
         node = self._store.read(table_path(table_id))
         if node is None:
-            raise UnknownTable(f"there is no table with id {table_id}; it was dropped")
+            raise dropped_id(table_id)
         return decode_table(table_id, node.data, node.version)
 
     def names(self) -> list[str]:
@@ -128,19 +126,6 @@ class TableCatalog:
         table_id = int(pointer.data.split()[0])
         node = self._store.read(table_path(table_id))
         return None if node is None else decode_table(table_id, node.data, node.version)
-
-
-def dropping(table: Table, held: Held) -> list[Operation]:
-    """Return what drops a table with its lock records, if the locks are still as they were read."""
-    table_id = table.table_id
-    return [
-        *(Delete(owner_path(table_id, owner), lock.version) for owner, lock in held.owners.items()),
-        Delete(owners_path(table_id)),
-        Delete(epoch_path(table_id), held.epoch_version),
-        Delete(partitions_path(table_id)),
-        Delete(table_path(table_id)),
-        Delete(table_name_path(table.name)),
-    ]
 
 
 def create_if_missing(store: CoordinationStore, deadline_s: float, path: str, data: bytes) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from locks.acquisition import Acquisition, last_committers, plan_acquisition, rivals_of
-from locks.catalog import TableCatalog, create_if_missing, dropping
+from locks.catalog import TableCatalog, create_if_missing
 from locks.column_lock import ColumnLock
+from locks.dropped import DroppedTable, DroppedTables, dropping
 from locks.errors import (
     Fenced,
     HandoverNeeded,
@@ -20,12 +21,23 @@ from locks.errors import (
 )
 from locks.held import Held, HeldRecord, describe
 from locks.leaders import Leaders, LeadKey
+from locks.leases import Leases
 from locks.partitions import PartitionCatalog
-from locks.paths import LEADERS, SERVERS, epoch_path, owner_path, owners_path
+from locks.paths import (
+    DROPPED,
+    LEADERS,
+    LEASES,
+    SERVERS,
+    SNAPSHOTS,
+    epoch_path,
+    owner_path,
+    owners_path,
+)
 from locks.record_codec import decode_node, encode_record
 from locks.records import LockRecord, new_stamp
 from locks.retrying import retried
 from locks.servers import Server, list_servers, register_server
+from locks.snapshot_lists import SnapshotLists
 from locks.store import CoordinationStore, Create, Delete, Operation, Write
 from locks.tables import Table, TableDefinition, dropped
 from locks.watching_cluster import ClusterWatch
@@ -54,14 +66,27 @@ class Coordinator:
         self._tables = TableCatalog(store, deadline_s)
         self._partitions = PartitionCatalog(store, deadline_s)
         self._leaders = Leaders(store, deadline_s)
+        self._dropped = DroppedTables(store, deadline_s)
+        self._snapshots = SnapshotLists(store, deadline_s)
+        self._leases = Leases(store, deadline_s)
         self._tables.prepare()
-        for path in (SERVERS, LEADERS):
+        for path in (SERVERS, LEADERS, SNAPSHOTS, LEASES, DROPPED):
             create_if_missing(store, deadline_s, path, b"")
 
     @property
     def store(self) -> CoordinationStore:
         """The session underneath."""
         return self._store
+
+    @property
+    def snapshots(self) -> SnapshotLists:
+        """Which snapshots of which bucket there are."""
+        return self._snapshots
+
+    @property
+    def leases(self) -> Leases:
+        """Which snapshots must not be deleted."""
+        return self._leases
 
     def create_table(self, name: str, definition: TableDefinition) -> Table:
         """Create a table; TableExists if there is one of this name."""
@@ -91,7 +116,8 @@ class Coordinator:
         """Drop a table, its partitions and lock records; LockHeld if one is live, unless forced.
 
         Whoever holds a lock is fenced by that. A table of the same name later has another id. Who
-        leads a bucket of it does so until it gives that up: it is nobody else's to end.
+        leads a bucket of it does so until it gives that up: it is nobody else's to end. What it was
+        is among the `dropped_tables` until it is forgotten; its leases go on.
         """
         sent = False
 
@@ -109,9 +135,17 @@ class Coordinator:
                     if lock.is_live(now_ms):
                         raise LockHeld(describe(table, owner, lock, now_ms))
             sent = True
-            self._store.transact(dropping(table, held))
+            self._store.transact(dropping(self._store, table, held))
 
         retried(self._store, self._deadline_s, attempt)
+
+    def dropped_tables(self) -> list[DroppedTable]:
+        """Return the dropped tables whose files are still to be deleted, in the order of ids."""
+        return self._dropped.all()
+
+    def forget_dropped(self, table_id: int) -> None:
+        """Forget a dropped table whose files are gone, with its lists of snapshots and leases."""
+        self._dropped.forget(table_id)
 
     def partitions(self, table: Table) -> dict[bytes, int]:
         """Return the ids of a table's partitions by key, as they are now (sync, read)."""
@@ -124,9 +158,18 @@ class Coordinator:
     def drop_partition(self, table: Table, key: bytes) -> int | None:
         """Drop the partition of this key and return its id; None if there is none.
 
-        The id is never given again. A partition created later with the same key is a new one.
+        The id is never given again. A partition created later with the same key is a new one. It is
+        among the `dropped_partitions` until it is forgotten.
         """
         return self._partitions.drop(table, key)
+
+    def dropped_partitions(self, table: Table) -> list[int]:
+        """Return the ids of dropped partitions whose files are still to be deleted."""
+        return self._partitions.dropped(table)
+
+    def forget_dropped_partition(self, table: Table, partition: int) -> None:
+        """Forget a dropped partition whose files are gone, with its lists of snapshots."""
+        self._partitions.forget(table, partition)
 
     def register_server(self, address: str) -> Server:
         """Announce a live tablet server, for as long as this session lasts."""

@@ -8,6 +8,7 @@ CoordinationError
 │   ├── UnknownColumn
 │   ├── InvalidColumns    none, or one of the primary key
 │   ├── InvalidOwner      an owner id that ZooKeeper cannot hold
+│   ├── InvalidLease      a lease id that ZooKeeper cannot hold
 │   ├── InvalidTtl
 │   ├── RewoundBatch      a batch older than the last committed one
 │   └── RecordTooLarge
@@ -15,6 +16,8 @@ CoordinationError
 │   ├── LockHeld          wait until it expires, or have it released
 │   └── HandoverNeeded    say handover=True if that is meant
 ├── Fenced                a newer epoch holds the lock: stop for good
+├── Superseded            a later leader has the bucket's snapshots: stop
+├── UnknownLease          expired, dropped or never there: acquire again, the latest snapshots
 ├── StaleLeaders          a server that answered is gone: start over under a new epoch
 ├── Unavailable           no answer within the deadline; nothing was changed; try again
 ├── UnknownOutcome        the write may have happened; read the record before anything else
@@ -57,6 +60,10 @@ class InvalidOwner(InvalidRequest):
     """An owner id that cannot be the name of a znode. Choose another."""
 
 
+class InvalidLease(InvalidRequest):
+    """A lease id that cannot be the name of a znode. Choose another."""
+
+
 class InvalidTtl(InvalidRequest):
     """A time to live out of range. Choose one within it."""
 
@@ -88,6 +95,20 @@ class Fenced(CoordinationError):
     """A newer epoch holds this owner's lock, or nobody does. Stop for good.
 
     A commit that was under way may have been the last thing before: its batch is in the record.
+    """
+
+
+class Superseded(CoordinationError):
+    """A later leader has the bucket's list of snapshots, or nobody does any more. Stop.
+
+    A change that was under way may have been the last thing before: whoever has the list sees it.
+    """
+
+
+class UnknownLease(CoordinationError):
+    """The lease expired, was dropped or never was: what it held may be gone by now.
+
+    Acquire again, the latest snapshots, and begin anew with them.
     """
 
 

@@ -4,16 +4,19 @@ One node per table has them all, as JSON: {"format": 1, "next": 1, "partitions":
 the partition's key in hexadecimal. Ids count from 1 and are never given again, so that whatever is
 left of a dropped partition is never taken for a later one's; 0 is the id of a table without
 partitions, and is not listed.
+
+The ids of dropped partitions stay there, as "dropped": [id, ...], until somebody has deleted their
+files and forgets them; without any the field is left out, as it was before there was one.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from locks.errors import CorruptRecord, RecordTooLarge, UnknownOutcome, UnknownTable
-from locks.paths import partitions_path
+from locks.paths import partitions_path, snapshots_path
 from locks.retrying import retried
-from locks.store import CoordinationStore, Write
+from locks.store import CoordinationStore, Write, delete_all
 from locks.tables import Table, dropped
 
 FORMAT = 1
@@ -21,10 +24,14 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Partitions:
-    """The partitions of a table as they were read: ids by key, the next id, the node's version."""
+    """The partitions of a table as they were read: ids by key, the next id, the node's version.
+
+    `dropped`: the ids of partitions that were dropped and are not forgotten.
+    """
 
     ids: Mapping[bytes, int] = field(default_factory=dict)
     next_id: int = 1
+    dropped: tuple[int, ...] = ()
     version: int = 0
 
 
@@ -46,7 +53,7 @@ class PartitionCatalog:
             found = self._read(table)
             if key not in found.ids:
                 ids = {**found.ids, key: found.next_id}
-                self._write(table, found.version, Partitions(ids=ids, next_id=found.next_id + 1))
+                self._write(table, replace(found, ids=ids, next_id=found.next_id + 1))
                 return found.next_id
             return found.ids[key]
 
@@ -71,14 +78,35 @@ class PartitionCatalog:
             in_doubt = None
             if partition is not None:
                 ids = {other: number for other, number in found.ids.items() if other != key}
+                dropped_ids = (*found.dropped, partition)
                 try:
-                    self._write(table, found.version, Partitions(ids=ids, next_id=found.next_id))
+                    self._write(table, replace(found, ids=ids, dropped=dropped_ids))
                 except UnknownOutcome:
                     in_doubt = partition
                     raise
             return partition
 
         return retried(self._store, self._deadline_s, attempt)
+
+    def dropped(self, table: Table) -> list[int]:
+        """Return the ids of the dropped partitions that nobody has forgotten, as they are now."""
+        return list(self._read(table).dropped)
+
+    def forget(self, table: Table, partition: int) -> None:
+        """Delete the lists of snapshots of a dropped partition, and its id from the dropped."""
+        parent = snapshots_path(table.table_id)
+
+        def attempt() -> None:
+            found = self._read(table)
+            if partition not in found.dropped:
+                return
+            names = self._store.children(parent)
+            lists = [name for name in names if name.startswith(f"{partition}-")]
+            delete_all(self._store, [f"{parent}/{name}" for name in lists])
+            still = tuple(one for one in found.dropped if one != partition)
+            self._write(table, replace(found, dropped=still))
+
+        retried(self._store, self._deadline_s, attempt)
 
     def _read(self, table: Table) -> Partitions:
         self._store.sync()
@@ -87,10 +115,11 @@ class PartitionCatalog:
             raise dropped(table)
         return decode_partitions(table.table_id, node.data, node.version)
 
-    def _write(self, table: Table, version: int, partitions: Partitions) -> None:
-        data = encode_partitions(partitions)
+    def _write(self, table: Table, partitions: Partitions) -> None:
+        """Replace what was read as this version of the node."""
+        path, data = partitions_path(table.table_id), encode_partitions(partitions)
         try:
-            self._store.transact([Write(partitions_path(table.table_id), data, version)])
+            self._store.transact([Write(path, data, partitions.version)])
         except RecordTooLarge as exc:
             raise RecordTooLarge(
                 f"table {table.name} would have {len(partitions.ids):,} partitions, which are too "
@@ -101,7 +130,10 @@ class PartitionCatalog:
 def encode_partitions(partitions: Partitions) -> bytes:
     """Return the node's data."""
     ids = {key.hex(): number for key, number in partitions.ids.items()}
-    return json.dumps({"format": FORMAT, "next": partitions.next_id, "partitions": ids}).encode()
+    fields = {"format": FORMAT, "next": partitions.next_id, "partitions": ids}
+    if partitions.dropped:
+        fields["dropped"] = partitions.dropped
+    return json.dumps(fields).encode()
 
 
 def decode_partitions(table_id: int, data: bytes, version: int) -> Partitions:
@@ -114,6 +146,11 @@ def decode_partitions(table_id: int, data: bytes, version: int) -> Partitions:
                 f"reads {FORMAT}; upgrade"
             )
         ids = {bytes.fromhex(key): int(number) for key, number in fields["partitions"].items()}
-        return Partitions(ids=ids, next_id=int(fields["next"]), version=version)
+        return Partitions(
+            ids=ids,
+            next_id=int(fields["next"]),
+            dropped=tuple(map(int, fields.get("dropped", ()))),
+            version=version,
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptRecord(f"the partitions of table {table_id} are damaged: {exc}") from exc

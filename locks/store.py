@@ -12,6 +12,7 @@ from locks.errors import RecordTooLarge
 
 ANY_VERSION = -1
 MAX_TRANSACTION_BYTES = 900_000
+DELETED_AT_ONCE = 200
 
 
 class Node(NamedTuple):
@@ -124,3 +125,9 @@ def check_size(operations: Sequence[Operation]) -> None:
         raise RecordTooLarge(
             f"a transaction of {size:,} bytes; ZooKeeper takes {MAX_TRANSACTION_BYTES:,}"
         )
+
+
+def delete_all(store: CoordinationStore, paths: Sequence[str]) -> None:
+    """Delete the nodes, some at a time; Conflict if one is gone already."""
+    for first in range(0, len(paths), DELETED_AT_ONCE):
+        store.transact([Delete(path) for path in paths[first : first + DELETED_AT_ONCE]])

@@ -63,6 +63,11 @@ def dropped(table: Table) -> UnknownTable:
     return UnknownTable(f"table {table.name} (id {table.table_id}) was dropped")
 
 
+def dropped_id(table_id: int) -> UnknownTable:
+    """Return the same of a table that is known by its id alone."""
+    return UnknownTable(f"there is no table with id {table_id}; it was dropped")
+
+
 def encode_table(name: str, definition: TableDefinition) -> bytes:
     """Return a definition's bytes."""
     return json.dumps({"format": FORMAT, "name": name, **asdict(definition)}).encode()

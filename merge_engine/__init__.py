@@ -8,6 +8,7 @@ from merge_engine.errors import (
     Closed,
     Corrupt,
     CorruptSegment,
+    CorruptSnapshot,
     CorruptView,
     Deposed,
     InUse,
@@ -16,6 +17,7 @@ from merge_engine.errors import (
     InvalidValue,
     LogGap,
     MissingColumn,
+    MissingSnapshot,
     OffsetOutOfRange,
     Overflow,
     Retryable,
@@ -32,9 +34,12 @@ from merge_engine.options import BucketOptions
 from merge_engine.schema import Column, Schema
 from merge_engine.schema_builder import SchemaBuilder
 from merge_engine.segment import AggMode, Operation, Segment, SegmentHeader, SegmentKind, Token
+from merge_engine.snapshot import SnapshotStorage, Uploaded, restore_latest
+from merge_engine.snapshot_manifest import Manifest
 from merge_engine.storage import LocalStorage, ObjectStorage, RemoteStorage, open_storage
 from merge_engine.stored import SchemaHistory
 from merge_engine.table import Table, TablePutResult
+from merge_engine.view import CheckpointState, read_checkpoint
 
 __all__ = [
     "AggFunction",
@@ -44,10 +49,12 @@ __all__ = [
     "Bucket",
     "BucketId",
     "BucketOptions",
+    "CheckpointState",
     "Closed",
     "Column",
     "Corrupt",
     "CorruptSegment",
+    "CorruptSnapshot",
     "CorruptView",
     "Deposed",
     "InUse",
@@ -56,7 +63,9 @@ __all__ = [
     "InvalidValue",
     "LocalStorage",
     "LogGap",
+    "Manifest",
     "MissingColumn",
+    "MissingSnapshot",
     "ObjectStorage",
     "OffsetOutOfRange",
     "Operation",
@@ -71,6 +80,7 @@ __all__ = [
     "Segment",
     "SegmentHeader",
     "SegmentKind",
+    "SnapshotStorage",
     "StorageFull",
     "StorageUnavailable",
     "Table",
@@ -80,6 +90,9 @@ __all__ = [
     "UnknownColumn",
     "UnknownFormat",
     "UnknownOutcome",
+    "Uploaded",
     "WrongType",
     "open_storage",
+    "read_checkpoint",
+    "restore_latest",
 ]

@@ -8,13 +8,12 @@ all before leaves no trace, and all after is repeated from the log when the buck
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from rocksdict import Cache
 
@@ -32,6 +31,8 @@ from merge_engine.fold import Update, fold
 from merge_engine.log import Log, wall_clock_ms
 from merge_engine.merge import Merged, merge
 from merge_engine.options import BucketOptions
+from merge_engine.pinned import PinnedRows
+from merge_engine.rows_at import cut_segments, finished_rows
 from merge_engine.schema import Column
 from merge_engine.segment import AggMode, Segment, SegmentHeader, SegmentKind, Token
 from merge_engine.storage import ObjectStorage
@@ -74,6 +75,14 @@ class StoredAt(NamedTuple):
     history: SchemaHistory
     rows: StoredRows
     offset: int
+
+
+class Pinned(NamedTuple):
+    """All rows of a bucket, with the changes below one offset and none from it on."""
+
+    history: SchemaHistory
+    offset: int
+    rows: PinnedRows
 
 
 class Bucket:
@@ -303,34 +312,24 @@ class Bucket:
         self, columns: Sequence[str] | None = None, *, batch_size: int = 50_000
     ) -> Iterator[pa.RecordBatch]:
         """Yield all rows, finished, in key order, as of the first batch."""
+        history, _, rows = self.pin()
+        with closing(rows):
+            chosen = history.current.values(columns)
+            for _, data in finished_rows(rows, history, chosen, batch_rows=batch_size):
+                yield data
+
+    def pin(self) -> Pinned:
+        """Return all rows as they are now, whatever is written later; for the caller to close."""
         with self.exclusive():
             self._catch_up()
-            history = self._history
-            chosen = history.current.values(columns)
-            batches = self._view.rows(batch_size)
-            batch = next(batches, None)
-        while batch is not None:
-            encoded, values = batch
-            rows = history.decode(values)
-            keys = history.key_codec.decode(pa.array(encoded, pa.binary()))
-            exists = np.asarray(rows.touched.any(axis=1))
-            if not exists.all():  # Only columns that were dropped since had been touched.
-                keys = [array.filter(pa.array(exists)) for array in keys]
-                rows = rows.take(exists)
-            yield finished(history, keys, rows, chosen)
-            batch = next(batches, None)
+            return Pinned(self._history, self._view.applied, self._view.pin())
 
     def read_log(self, from_offset: int, to_offset: int | None = None) -> Iterator[Segment]:
         """Yield the changes in [from, to) with their states; the ends of the range cut segments."""
         with self.exclusive():
             self._catch_up()
             stop = self._log.end if to_offset is None else min(to_offset, self._log.end)
-        for segment in self._log.segments(from_offset, stop):
-            header = segment.header
-            first = max(from_offset - header.base_offset, 0)
-            last = min(stop, header.end_offset) - header.base_offset
-            whole = not segment.changes or (first == 0 and last == header.rows)
-            yield segment if whole else segment.slice(first, last - first)
+        yield from cut_segments(self._log.segments(from_offset, stop), from_offset, stop)
 
     def headers(self, from_offset: int, to_offset: int | None = None) -> Iterator[SegmentHeader]:
         """Yield the headers of the segments that hold the offsets [from, to); safe for threads.
@@ -373,6 +372,17 @@ class Bucket:
         with self.exclusive():
             self._catch_up()
             self._view.flush()
+
+    def checkpoint(self, directory: Path) -> None:
+        """Copy the view into a new directory while writers go on.
+
+        It has all that was put before the call, and may have more: `read_checkpoint` says up to
+        which offset. Closed if the bucket is closed meanwhile.
+        """
+        with self.exclusive():
+            self._catch_up()
+            self._view.write_behind()
+        self._view.checkpoint(directory)
 
     def close(self) -> None:
         """Write the view and let go of the bucket. Closing twice is fine."""

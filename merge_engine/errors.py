@@ -11,7 +11,8 @@ TallybookError
 │   │   └── Overflow        a result that its column cannot hold
 │   ├── Closed              a table or bucket that was closed; open it again
 │   ├── BatchTooLarge       more rows or bytes than one put may have
-│   └── OffsetOutOfRange    an offset before the start or after the end of the log
+│   ├── OffsetOutOfRange    an offset before the start or after the end of the log
+│   └── MissingSnapshot     a snapshot that was dropped, or never finished; take another one
 ├── Retryable               nothing was changed; try again
 │   ├── StorageUnavailable  the store did not take the write, for certain
 │   └── StorageFull         no room; goes on when there is
@@ -19,6 +20,7 @@ TallybookError
 ├── InUse                   another process has the bucket open; wait for it or stop it
 ├── Corrupt                 restore from a snapshot, or rebuild the view from the log
 │   ├── CorruptSegment
+│   ├── CorruptSnapshot     take another one
 │   ├── CorruptView
 │   ├── LogGap              segments that are needed are missing
 │   └── UnknownFormat       written by a newer version; upgrade
@@ -79,6 +81,10 @@ class OffsetOutOfRange(InvalidInput):
     """The log does not have this offset: cleaned already, or not written yet. Start elsewhere."""
 
 
+class MissingSnapshot(InvalidInput):
+    """There is no such snapshot: dropped already, or never finished. Take another one."""
+
+
 class Retryable(TallybookError):
     """Nothing was changed. Try again."""
 
@@ -105,6 +111,10 @@ class Corrupt(TallybookError):
 
 class CorruptSegment(Corrupt):
     """A log segment does not match its checksum. Restore it from a copy of the log."""
+
+
+class CorruptSnapshot(Corrupt):
+    """A snapshot's manifest or one of its files is damaged or gone. Take another snapshot."""
 
 
 class CorruptView(Corrupt):

@@ -11,7 +11,7 @@ segments follow each other without a gap, and what is left below it means nothin
 import time
 import uuid
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -72,8 +72,7 @@ class Log:
     def refresh(self) -> None:
         """Look again where the log starts and ends."""
         names = self._storage.names()
-        starts = [name for name in names if name.endswith(START_SUFFIX)]
-        self.start = max((_offset_of(name) for name in starts), default=0)
+        self.start = _marked_start(names)
         self._bases = [_offset_of(name) for name in names if name.endswith(SUFFIX)]
         # What stands below the start means nothing, whatever it says about its own end: a create of
         # unknown outcome may still arrive at an offset that was occupied and then cleaned.
@@ -209,11 +208,11 @@ class Log:
         """Drop the segments that end at or below `before`; return the log's new start.
 
         With `older_than_ms`, those written since that time stay, and all after them. First the
-        start is marked, then segments go: killed in between, the next call finishes.
+        start is marked, then segments go: killed in between, the next call finishes. A former
+        leader that did not know of us may have cleaned, too: its mark counts as ours.
         """
-        start = self.start
-        for segment in self.segments(self.start, before):
-            header = segment.header
+        self.start = start = max(self.start, _marked_start(self._storage.names()))
+        for header in self.headers(self.start, before):
             too_young = older_than_ms is not None and header.timestamp_ms >= older_than_ms
             if header.end_offset > before or too_young:
                 break
@@ -229,7 +228,7 @@ class Log:
 
     def _delete_below(self, start: int) -> None:
         below = [base for base in self._bases if base < start]
-        spent = [base for base in below if self._read(base).header.kind != SegmentKind.LEADER]
+        spent = [base for base in below if self._header_at(base).kind != SegmentKind.LEADER]
         for base in spent:
             self._storage.delete([segment_name(base)])
             hit("clean.deleted")
@@ -262,6 +261,9 @@ class Log:
                 f"segment {name} is missing from {self._storage}, which has [{self.start}, "
                 f"{self.end}); restore it from a copy of the log"
             ) from exc
+
+    def _header_at(self, base: int) -> SegmentHeader:
+        return self._headers.get(base) or self._read(base).header
 
     def _find(self, base: int) -> Segment | None:
         """Return the segment at this offset, if there is one by now."""
@@ -313,6 +315,11 @@ class Log:
         self._headers[header.base_offset] = header
         insort(self._bases, header.base_offset)
         self.end = header.end_offset
+
+
+def _marked_start(names: Sequence[str]) -> int:
+    """Return where the marks among these names say that the log starts."""
+    return max((_offset_of(name) for name in names if name.endswith(START_SUFFIX)), default=0)
 
 
 def _offset_of(name: str) -> int:

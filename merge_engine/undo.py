@@ -23,6 +23,8 @@ from merge_engine.stored import state_type
 _SLICE_SHIFT = 40
 # Keys that agree in all of these bits cannot be told apart, and are undone together.
 _MOST_SLICES = 1 << (64 - _SLICE_SHIFT)
+# Images of more segments are put together: an array costs memory of its own, however few its rows.
+_MOST_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,61 @@ class _Images:
         )
 
 
+class FirstImages:
+    """Of changes that are added in the order of the log, the first before-image per key and column.
+
+    Of the keys of one slice only: those whose hash has this residue.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], schema: Schema, *, modulus: int = 1, residue: int = 0
+    ) -> None:
+        self.nbytes = 0
+        self._columns = columns
+        self._schema = schema
+        self._codec = KeyCodec([column.type for column in schema.key_columns])
+        self._modulus = modulus
+        self._residue = residue
+        self._parts: list[_Images] = []
+
+    def add(self, segment: Segment) -> None:
+        """Add the changes of a segment, if there are any."""
+        if segment.changes:
+            images = _images_of(segment, self._columns, self._schema)
+            self._parts.append(_in_slice(images, self._modulus, self._residue))
+            self.nbytes += self._parts[-1].nbytes
+            if len(self._parts) >= _MOST_PARTS:
+                self._set(_concat(self._parts))
+
+    def reduce(self) -> None:
+        """Drop all but the first images."""
+        if self._parts:
+            self._set(_first_images(_concat(self._parts), self._codec))
+
+    def halve(self) -> tuple[int, int] | None:
+        """Drop half of the slice; return the other half's modulus and residue.
+
+        None: it cannot be halved any more. Only after `reduce`.
+        """
+        if self._modulus >= _MOST_SLICES or not self._parts or len(self._parts[0].has) <= 1:
+            return None
+        dropped = 2 * self._modulus, self._residue + self._modulus
+        self._modulus *= 2
+        self._set(_in_slice(self._parts[0], self._modulus, self._residue))
+        return dropped
+
+    def to_update(self) -> Update | None:
+        """Return what brings these keys and columns back; None if there is nothing to bring."""
+        self.reduce()
+        if not self._parts or not len(self._parts[0].has):
+            return None
+        return _to_update(self._parts[0], self._columns, self._schema, self._codec)
+
+    def _set(self, images: _Images) -> None:
+        self._parts = [images]
+        self.nbytes = images.nbytes
+
+
 def undo_updates(
     read_log: Callable[[], Iterable[Segment]],
     debtor: str,
@@ -62,24 +119,21 @@ def undo_updates(
     `read_log` gives the segments of the range, anew for every pass. Each update is for keys of its
     own; a range without changes of the debtor yields nothing.
     """
-    codec = KeyCodec([column.type for column in schema.key_columns])
     slices = [(1, 0)]
     while slices:
         modulus, residue = slices.pop()
-        images: _Images | None = None
+        images = FirstImages(columns, schema, modulus=modulus, residue=residue)
         for segment in read_log():
-            if segment.header.owner != debtor or not segment.changes:
+            if segment.header.owner != debtor:
                 continue
-            more = _in_slice(_images_of(segment, columns, schema), modulus, residue)
-            images = more if images is None else _concat(images, more)
+            images.add(segment)
             if images.nbytes > max_bytes:
-                images = _first_images(images, codec)
-            while images.nbytes > max_bytes and len(images.has) > 1 and modulus < _MOST_SLICES:
-                slices.append((2 * modulus, residue + modulus))
-                modulus *= 2
-                images = _in_slice(images, modulus, residue)
-        if images is not None and len(images.has):
-            yield _to_update(_first_images(images, codec), columns, schema, codec)
+                images.reduce()
+            while images.nbytes > max_bytes and (dropped := images.halve()) is not None:
+                slices.append(dropped)
+        update = images.to_update()
+        if update is not None:
+            yield update
 
 
 def _images_of(segment: Segment, columns: Sequence[Column], schema: Schema) -> _Images:
@@ -105,18 +159,22 @@ def _in_slice(images: _Images, modulus: int, residue: int) -> _Images:
     return images.take(np.flatnonzero(hashes % np.uint64(modulus) == residue))
 
 
-def _concat(older: _Images, newer: _Images) -> _Images:
-    pairs = zip(older.keys, newer.keys, strict=True)
+def _concat(parts: Sequence[_Images]) -> _Images:
+    """Put images, older ones first, one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
     return _Images(
-        [pa.concat_arrays(pair) for pair in pairs],
-        np.concatenate([older.has, newer.has]),
-        np.concatenate([older.touched, newer.touched]),
-        [pa.concat_arrays(pair) for pair in zip(older.states, newer.states, strict=True)],
+        [pa.concat_arrays(arrays) for arrays in zip(*(part.keys for part in parts), strict=True)],
+        np.concatenate([part.has for part in parts]),
+        np.concatenate([part.touched for part in parts]),
+        [pa.concat_arrays(arrays) for arrays in zip(*(part.states for part in parts), strict=True)],
     )
 
 
 def _first_images(images: _Images, codec: KeyCodec) -> _Images:
     """Reduce to one row per key, in key order: for each column the oldest image it has."""
+    if not len(images.has):
+        return images
     groups = group_by_key(codec.encode(images.keys))
     first = groups.first_rows
     has = np.logical_or.reduceat(images.has[groups.order], groups.starts)

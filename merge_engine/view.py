@@ -14,17 +14,22 @@ Keys in RocksDB:
 
 import logging
 import struct
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from weakref import WeakSet
 
-from rocksdict import Cache, Rdict, RdictIter, WriteBatch
+from rocksdict import AccessType, Cache, Checkpoint, Options, Rdict, WriteBatch
 
 from merge_engine.errors import (
+    Closed,
     CorruptView,
     InUse,
+    InvalidInput,
     Retryable,
     StorageFull,
     StorageUnavailable,
@@ -32,6 +37,7 @@ from merge_engine.errors import (
 )
 from merge_engine.failpoints import hit
 from merge_engine.options import BucketOptions, write_options
+from merge_engine.pinned import PinnedRows
 from merge_engine.segment import Token
 
 logger = logging.getLogger(__name__)
@@ -47,6 +53,18 @@ _OFFSET = struct.Struct("<Q")
 _TOKEN = struct.Struct("<4Q")
 # Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
 _HARD_LIMIT = 4
+# A checkpoint gets ready so many times, or so long, until RocksDB has this little in memory.
+_READY_ATTEMPTS = 3
+_READY_DEADLINE_S = 10.0
+_READY_ENTRIES = 1_000
+_COMPACTIONS = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions")
+
+
+class CheckpointState(NamedTuple):
+    """Whose rows a checkpoint has, and the offset up to which it has them all."""
+
+    applied: int
+    identity: str
 
 
 class AppliedToken(NamedTuple):
@@ -58,7 +76,10 @@ class AppliedToken(NamedTuple):
 
 
 class View:
-    """The rows of a bucket as of `applied`. Not safe for concurrent use, except `get`."""
+    """The rows of a bucket as of `applied`.
+
+    Not safe for concurrent use, except `get`, and `checkpoint` beside all others.
+    """
 
     def __init__(self, path: Path, identity: str, options: BucketOptions, cache: Cache) -> None:
         self.path = path
@@ -83,6 +104,11 @@ class View:
         self._previous: dict[bytes, bytes] = {}
         self._recent_bytes = 0
         self._recent_puts = 0
+        # RocksDB keeps its directory until they are closed. Those that nobody has are closed.
+        self._pinned: WeakSet[PinnedRows] = WeakSet()
+        # Held for each step of a checkpoint: RocksDB must not be closed below it.
+        self._closing = threading.Lock()
+        self._closed = False
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the rows of these keys (with their prefix); None where there is none."""
@@ -148,6 +174,16 @@ class View:
         """Write the rows in memory to RocksDB: one write batch with offset and tokens."""
         if self.applied == self._written and not self._recent and not self._tokens:
             return
+        hit("view.before_write")
+        self._write(self._behind_batch)
+        hit("view.written")
+        # A put that filled the memory by itself is a bulk load: unlikely to be read again soon.
+        self._previous = self._recent if self._recent_puts > 1 else {}
+        self._recent, self._recent_bytes, self._recent_puts = {}, 0, 0
+        self._tokens = {}
+        self._written = self.applied
+
+    def _behind_batch(self) -> WriteBatch:
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for key, value in self._recent.items():
@@ -159,14 +195,7 @@ class View:
             stored = _TOKEN.pack(*last.token, last.base_offset, last.end_offset)
             put(_TOKEN_PREFIX + owner.encode(), stored)
         put(_APPLIED, _OFFSET.pack(self.applied))
-        hit("view.before_write")
-        self._write(batch)
-        hit("view.written")
-        # A put that filled the memory by itself is a bulk load: unlikely to be read again soon.
-        self._previous = self._recent if self._recent_puts > 1 else {}
-        self._recent, self._recent_bytes, self._recent_puts = {}, 0, 0
-        self._tokens = {}
-        self._written = self.applied
+        return batch
 
     def flush(self) -> int:
         """Make everything durable on disk; return the offset up to which it is."""
@@ -175,30 +204,51 @@ class View:
             self._database.flush()
         return self._written
 
-    def rows(self, batch_size: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield keys (without prefix) and values in key order, as of now.
+    def checkpoint(self, directory: Path) -> None:
+        """Copy what RocksDB holds into a new directory, mostly as hard links; writes go on.
 
-        An iterator that meets a corrupt block ends as if the data did, so the end is checked.
+        The copy has all that was written behind before the call, and is as of one write. Closed if
+        the view is closed meanwhile; `close` waits for one step: a flush, a compaction, the copy.
         """
+        if directory.exists():
+            raise InvalidInput(f"{directory} exists already; a checkpoint needs a new directory")
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + _READY_DEADLINE_S
+        for _ in range(_READY_ATTEMPTS):
+            with self._while_open() as database:
+                database.flush()
+                # After a bulk load, a few flushes later RocksDB would rewrite nearly everything.
+                # Whoever uploads checkpoints would send it twice, so let it happen before.
+                if _mostly_new(database.live_files()):
+                    database.compact_range(None, None)
+            # RocksDB may replace files now. A copy of those that stay is uploaded only once.
+            while self._counts(*_COMPACTIONS) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if self._counts("rocksdb.num-entries-active-mem-table") <= _READY_ENTRIES:
+                break
+        with self._while_open() as database:
+            # This holds the interpreter lock, also while it flushes: hence the flushes before. The
+            # object keeps RocksDB's lock file, so it must not outlive the call.
+            Checkpoint(database).create_checkpoint(str(directory))
+
+    def _counts(self, *properties: str) -> int:
+        with self._while_open() as database:
+            return sum(database.property_int_value(name) or 0 for name in properties)
+
+    @contextmanager
+    def _while_open(self) -> Iterator[Rdict]:
+        with self._closing:
+            if self._closed:
+                raise Closed("the bucket was closed meanwhile; open it again")
+            with _translated(self.path):
+                yield self._database
+
+    def pin(self) -> PinnedRows:
+        """Return all rows as of `applied`, whatever is written later; `close` closes them, too."""
         self.write_behind()
-        last = ROW_PREFIX
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        with _translated(self.path):
-            # Both iterators see the rows as of now. (A rocksdict Snapshot would not do: its `iter`
-            # shows later writes.)
-            at_end = self._database.iter()
-            items = cast(Iterator[tuple[bytes, bytes]], self._database.items(from_key=ROW_PREFIX))
-            for key, value in items:
-                keys.append(key[1:])
-                values.append(value)
-                last = key
-                if len(keys) == batch_size:
-                    yield keys, values
-                    keys, values = [], []
-            self._check_end(at_end, last)
-        if keys:
-            yield keys, values
+        rows = PinnedRows(self._database, ROW_PREFIX, partial(_translated, self.path))
+        self._pinned.add(rows)
+        return rows
 
     def close(self) -> None:
         """Write what is in memory and release the directory.
@@ -210,24 +260,16 @@ class View:
         except Retryable as exc:
             logger.warning("view %s was closed behind its log: %s", self.path, exc)
         finally:
-            self._database.close()
-
-    def _check_end(self, iterator: RdictIter, last: bytes) -> None:
-        """Raise if there is anything readable, or a damaged block, behind the last key."""
-        iterator.seek(last)
-        if iterator.valid() and iterator.key() == last:
-            iterator.next()
-        iterator.status()
-        if iterator.valid():
-            raise CorruptView(_rebuild(self.path, "iteration ended early"))
+            for rows in list(self._pinned):
+                rows.close()
+            with self._closing:
+                self._closed = True
+                self._database.close()
 
     def _check_identity(self, identity: str) -> None:
         version, known = self._meta(_FORMAT), self._meta(_IDENTITY)
         if version is None:
-            batch = WriteBatch(raw_mode=True)
-            batch.put(_FORMAT, str(FORMAT_VERSION).encode())
-            batch.put(_IDENTITY, identity.encode())
-            self._write(batch)
+            self._write(lambda: _identity_batch(identity))
         elif version != str(FORMAT_VERSION).encode():
             raise UnknownFormat(
                 f"view {self.path}: format {version.decode()}, this release reads "
@@ -246,8 +288,11 @@ class View:
         with _translated(self.path):
             return cast(list[bytes | None], self._database.get(cast(list[Any], keys)))
 
-    def _write(self, batch: WriteBatch) -> None:
-        """Write; while RocksDB stalls, back off outside the call: it holds the interpreter lock."""
+    def _write(self, make_batch: Callable[[], WriteBatch]) -> None:
+        """Write; while RocksDB stalls, back off outside the call: it holds the interpreter lock.
+
+        rocksdict uses a batch up also when the write fails, so each attempt makes its own.
+        """
         deadline = time.monotonic() + self._options.stall_deadline_s
         delay_s = 0.005
         with _translated(self.path):
@@ -257,7 +302,7 @@ class View:
                 self._needs_flush = False
             while True:
                 try:
-                    self._database.write(batch, self._write_options)
+                    self._database.write(make_batch(), self._write_options)
                     return
                 except Exception as exc:
                     if "Write stall" not in str(exc) or time.monotonic() > deadline:
@@ -265,6 +310,35 @@ class View:
                         raise
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, 0.1)
+
+
+def _mostly_new(files: Sequence[dict[str, Any]]) -> bool:
+    """Whether most bytes are in files that were flushed, and not compacted since."""
+    new = sum(file["size"] for file in files if file["level"] == 0)
+    return bool(2 * new > sum(file["size"] for file in files))
+
+
+def read_checkpoint(directory: Path) -> CheckpointState:
+    """Return what a checkpoint is of, as it says itself; its files stay as they are."""
+    with _translated(directory):
+        options = Options(raw_mode=True)
+        database = Rdict(str(directory), options, access_type=AccessType.read_only())
+        try:
+            found = cast(list[bytes | None], database.get([_IDENTITY, _APPLIED]))
+        finally:
+            database.close()
+    identity, applied = found
+    if identity is None:
+        raise CorruptView(f"{directory} is no copy of a view; make another one")
+    return CheckpointState(_OFFSET.unpack(applied)[0] if applied else 0, identity.decode())
+
+
+def pin_checkpoint(directory: Path) -> PinnedRows:
+    """Return all rows of a checkpoint; its files stay as they are."""
+    translated = partial(_translated, directory)
+    with translated():
+        database = Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
+    return PinnedRows(database, ROW_PREFIX, translated, owned=True)
 
 
 @contextmanager
@@ -287,6 +361,13 @@ def _translated(path: Path) -> Iterator[None]:
         if "IO error" in text or "Write stall" in text:
             raise StorageUnavailable(f"{path}: {text}") from exc
         raise
+
+
+def _identity_batch(identity: str) -> WriteBatch:
+    batch = WriteBatch(raw_mode=True)
+    batch.put(_FORMAT, str(FORMAT_VERSION).encode())
+    batch.put(_IDENTITY, identity.encode())
+    return batch
 
 
 def _rebuild(path: Path, reason: str) -> str:

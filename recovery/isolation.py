@@ -52,13 +52,17 @@ def undo_start(undo: SegmentHeader) -> int:
     return undo.undo_from
 
 
-def last_stable_offset(bucket: Bucket, key: BucketKey, read_records: ReadRecords) -> int:
+def last_stable_offset(
+    bucket: Bucket, key: BucketKey, read_records: ReadRecords, pinned: int | None = None
+) -> int:
     """Return where a committed scan, snapshot or stream of the bucket stands.
 
     It is before any work that may yet be undone, and not between a write and its undo. It never
-    falls. Deposed: another leader has come, and knows more.
+    falls. `pinned`: the end of the log as it was pinned already; it is not beyond that. Deposed:
+    another leader has come, and knows more.
     """
-    pinned = bucket.end_offset
+    if pinned is None:
+        pinned = bucket.end_offset
     work = unresolved(read_records(), key)
     return _lowered(_Tail(bucket, bucket.confirm()), pinned, work)
 

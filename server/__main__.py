@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from locks import CoordinationError
 from merge_engine import BucketOptions, TallybookError
-from server.config import ServerConfig
-from server.limits import Limits
+from server.config import ServerConfig, SnapshotConfig
+from server.limits import Limits, ScannerLimits
 from server.logs import configure
 from server.tablet_server import TabletServer
 
@@ -38,6 +38,12 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
     options.add_argument("--max-puts", type=int, default=Limits.max_puts)
     options.add_argument("--max-bytes-in-flight", type=int, default=Limits.max_bytes_in_flight)
+    options.add_argument("--snapshot-interval", type=float, default=SnapshotConfig.interval_s)
+    options.add_argument("--snapshots-retained", type=int, default=SnapshotConfig.retained)
+    options.add_argument("--log-ttl", type=float, default=SnapshotConfig.log_ttl_s)
+    options.add_argument("--scanner-ttl", type=float, default=ScannerLimits.ttl_s)
+    options.add_argument("--scanners-per-bucket", type=int, default=ScannerLimits.max_per_bucket)
+    options.add_argument("--scanners-per-server", type=int, default=ScannerLimits.max_per_server)
     options.add_argument("--block-cache-bytes", type=int, default=BucketOptions.block_cache_bytes)
     options.add_argument("--write-buffer-bytes", type=int, default=BucketOptions.write_buffer_bytes)
     options.add_argument("--log-level", default="INFO")
@@ -67,6 +73,16 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
         session_timeout_s=arguments.session_timeout,
         limits=Limits(
             max_puts=arguments.max_puts, max_bytes_in_flight=arguments.max_bytes_in_flight
+        ),
+        scanners=ScannerLimits(
+            ttl_s=arguments.scanner_ttl,
+            max_per_bucket=arguments.scanners_per_bucket,
+            max_per_server=arguments.scanners_per_server,
+        ),
+        snapshots=SnapshotConfig(
+            interval_s=arguments.snapshot_interval,
+            retained=arguments.snapshots_retained,
+            log_ttl_s=arguments.log_ttl,
         ),
         options=BucketOptions(
             block_cache_bytes=arguments.block_cache_bytes,

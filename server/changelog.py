@@ -52,7 +52,9 @@ class Changelog:
 
     def _stream(self) -> Iterator[pa.RecordBatch]:
         def begin(address: str, keys: Sequence[LeadKey], _: float) -> Mapping[LeadKey, Any]:
-            ticket = wire.encode({**self._fields, "from_offset": self.next_offset})
+            ticket = wire.encode(
+                {**self._fields, "call": "changelog", "from_offset": self.next_offset}
+            )
             stream = self._calls.connections.stream(address, ticket, _LONGEST_STREAM_S)
             return {key: (next(stream, None), stream) for key in keys}
 

@@ -13,12 +13,13 @@ from types import TracebackType
 from typing import Any
 
 from locks import Coordinator, ZooKeeperStore
-from merge_engine import Schema
+from merge_engine import ObjectStorage, Schema, open_storage
 from recovery.writer import TableWriter
 from server import wire
 from server.calls import Calls
 from server.connections import Access, Broken, Connections
-from server.definitions import ClusterTable, define
+from server.definitions import STORAGE, ClusterTable, define
+from server.errors import ServerUnavailable
 from server.remote_table import RemoteTable
 from server.writer_access import RemoteAccess
 
@@ -31,12 +32,14 @@ def connect(
     credentials: tuple[str, str] | None = None,
     deadline_s: float = 30.0,
     attempt_s: float = 10.0,
+    storage_settings: Mapping[str, Any] | None = None,
 ) -> "Cluster":
     """Connect to the cluster whose ZooKeeper is at `host:port[,host:port...][/chroot]`.
 
     `token`, `tls_root`: for servers that want a token, and that speak TLS. `credentials`: user and
     password for ZooKeeper. `deadline_s`: how long a call looks for a leader that answers;
-    `attempt_s`: how long it waits for one answer.
+    `attempt_s`: how long it waits for one answer. `storage_settings`: what obstore needs to reach
+    the cluster's object store, for scans of snapshots, which read it themselves.
     """
     return Cluster(
         address,
@@ -44,6 +47,7 @@ def connect(
         credentials=credentials,
         deadline_s=deadline_s,
         attempt_s=attempt_s,
+        storage_settings=storage_settings,
     )
 
 
@@ -58,8 +62,10 @@ class Cluster:
         credentials: tuple[str, str] | None = None,
         deadline_s: float = 30.0,
         attempt_s: float = 10.0,
+        storage_settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {
+            "storage_settings": storage_settings,
             "access": access,
             "credentials": credentials,
             "deadline_s": deadline_s,
@@ -93,6 +99,15 @@ class Cluster:
             self.address, credentials=self._settings["credentials"], deadline_s=deadline_s
         )
         return store, Coordinator(store, deadline_s=deadline_s)
+
+    def storage(self) -> ObjectStorage:
+        """Return the object store that has the cluster's logs and snapshots."""
+        store = self.coordinator.store
+        store.sync()
+        node = store.read(STORAGE)
+        if node is None:
+            raise ServerUnavailable("no tablet server has ever joined this cluster; start one")
+        return open_storage(node.data.decode(), **(self._settings["storage_settings"] or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Recipe.connect, (self.recipe,)

@@ -7,11 +7,32 @@ from pathlib import Path
 from typing import Any
 
 from merge_engine import BucketOptions, InvalidInput
-from server.limits import Limits
+from server.limits import Limits, ScannerLimits
 from server.security import check_token
 
 LOOPBACK = ("127.0.0.1", "localhost")
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotConfig:
+    """How often, how many, and how long the log is kept behind them.
+
+    The options are called kv.snapshot.interval, kv.snapshot.num-retained and table.log.ttl.
+    """
+
+    interval_s: float = 600.0
+    retained: int = 2
+    log_ttl_s: float = 7 * 24 * 3600.0
+
+    def __post_init__(self) -> None:
+        if self.interval_s <= 0 or self.log_ttl_s < 0:
+            raise InvalidInput(
+                f"the time between snapshots ({self.interval_s:g} s) is positive, and the log's "
+                f"time to live ({self.log_ttl_s:g} s) not negative"
+            )
+        if self.retained < 1:
+            raise InvalidInput(f"at least 1 snapshot is kept per bucket, not {self.retained}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +56,8 @@ class ServerConfig:
     credentials: tuple[str, str] | None = field(default=None, repr=False)
     session_timeout_s: float = 10.0
     limits: Limits = field(default_factory=Limits)
+    scanners: ScannerLimits = field(default_factory=ScannerLimits)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     options: BucketOptions = field(default_factory=BucketOptions)
     storage_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 

@@ -17,6 +17,8 @@ from merge_engine import Schema, SchemaHistory
 
 LOCKED = "table.column-lock.enabled"
 UID = "uid"
+# Where in ZooKeeper it says which object store has the logs of all tables.
+STORAGE = "/storage"
 MOST_BUCKETS = 1 << 20
 
 

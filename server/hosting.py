@@ -3,18 +3,31 @@
 import logging
 import shutil
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from locks import LeadKey
-from merge_engine import BucketOptions, ObjectStorage, TallybookError
+from merge_engine import (
+    BucketOptions,
+    LogGap,
+    ObjectStorage,
+    SnapshotStorage,
+    TallybookError,
+    restore_latest,
+)
 from merge_engine.bucket import Bucket
 from recovery.errors import NotLeader
 from recovery.led_bucket import LedBucket
 from server.definitions import ClusterTable
 
 logger = logging.getLogger(__name__)
+
+SNAPSHOTS = "snapshots"
+CHECKPOINTS = "checkpoints"
+ReadSnapshots = Callable[[], Sequence[tuple[int, int]]]
+"""Reads the ids and terms of a bucket's snapshots, the latest first."""
 
 
 class Hosting:
@@ -24,7 +37,16 @@ class Hosting:
     hold what its successor needs.
     """
 
-    def __init__(self, logs: ObjectStorage, views: Path, options: BucketOptions) -> None:
+    def __init__(
+        self,
+        logs: ObjectStorage,
+        views: Path,
+        options: BucketOptions,
+        *,
+        before_close: Callable[[LeadKey], None] = lambda _: None,
+    ) -> None:
+        """`before_close`: ends what reads a bucket, which is no longer served by then."""
+        self._before_close = before_close
         self._logs = logs
         self._views = views
         self._options = options
@@ -79,11 +101,28 @@ class Hosting:
         with self._lock:
             return dict(self._buckets)
 
-    def open(self, key: LeadKey) -> None:
-        """Take the lead in the log, bring the view up to date, and serve."""
+    def open(self, key: LeadKey, read_snapshots: ReadSnapshots = list) -> None:
+        """Take the lead in the log, bring the view up to date, and serve.
+
+        Where there is no view, or one that is older than the log, it is restored from a snapshot.
+        """
         table = self.table(key.table_id)
         path = table.path(key.key)
-        bucket = Bucket(
+        if not (self._views / path).exists():
+            self._restore(key, read_snapshots)
+        try:
+            bucket = self._open(table, path)
+        except LogGap:
+            if not self._restore(key, read_snapshots):
+                raise
+            bucket = self._open(table, path)
+        with self._lock:
+            self._buckets[key] = LedBucket(bucket, key.key, locked=table.locked)
+            newest = self._tables.get(key.table_id, table)
+        bucket.evolve(newest.history)
+
+    def _open(self, table: ClusterTable, path: str) -> Bucket:
+        return Bucket(
             self._logs.child(path),
             self._views / path,
             table.history,
@@ -91,26 +130,53 @@ class Hosting:
             options=self._options,
             cache=self._cache,
         )
-        with self._lock:
-            self._buckets[key] = LedBucket(bucket, key.key, locked=table.locked)
-            newest = self._tables.get(key.table_id, table)
-        bucket.evolve(newest.history)
+
+    def _restore(self, key: LeadKey, read_snapshots: ReadSnapshots) -> bool:
+        """Put the latest good snapshot in the view's place; False if there is none."""
+        view = self._views / self.table(key.table_id).path(key.key)
+        snapshots = read_snapshots()
+        if not snapshots:
+            return False
+        shutil.rmtree(view, ignore_errors=True)
+        began = time.monotonic()
+        manifest = restore_latest(self.snapshots(key), snapshots, view)
+        if manifest is None:
+            return False
+        logger.info(
+            "restored bucket %s from snapshot %d at offset %d after %.3f s",
+            key,
+            manifest.snapshot_id,
+            manifest.applied,
+            time.monotonic() - began,
+        )
+        return True
+
+    def snapshots(self, key: LeadKey) -> SnapshotStorage:
+        """Return where the snapshots of a bucket are."""
+        path = self.table(key.table_id).path(key.key)
+        return SnapshotStorage(self._logs.child(path).child(SNAPSHOTS))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where to make checkpoints: on the disk of the views, so that files are linked."""
+        return self._views / CHECKPOINTS
 
     def close(self, key: LeadKey) -> None:
         """Stop serving a bucket; calls that are under way end first."""
         with self._lock:
             led = self._buckets.pop(key, None)
         if led is not None:
+            self._before_close(key)
             led.bucket.close()
 
-    def delete(self, key: LeadKey) -> None:
-        """Delete the log and the view of a bucket whose table or partition was dropped."""
+    def drop(self, key: LeadKey) -> None:
+        """Close a bucket whose table or partition was dropped, and delete its view.
+
+        Log and snapshots are not ours alone: whoever leases them may still read them.
+        """
         path = self.table(key.table_id).path(key.key)
         self.close(key)
-        logs = self._logs.child(path)
-        logs.delete(logs.names())
         shutil.rmtree(self._views / path, ignore_errors=True)
-        logger.info("deleted %s", path)
 
     def close_all(self) -> None:
         """Stop serving; one that fails to close keeps none of the others open."""

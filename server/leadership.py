@@ -92,7 +92,7 @@ class Leadership:
             leaders = self._who_should_lead(tables, [server.address for server in servers])
             mine = {key for key, address in leaders.items() if address == self._server.address}
             led = self._hosting.led()
-            self._delete([key for key in led if key not in leaders])
+            self._drop([key for key in led if key not in leaders])
             self._hosting.forget_tables(table.table_id for table in tables)
             self._hand_over(
                 [
@@ -131,7 +131,7 @@ class Leadership:
     def _open(self, key: LeadKey) -> None:
         began = time.monotonic()
         try:
-            self._hosting.open(key)
+            self._hosting.open(key, lambda: self._snapshots(key))
         except (TallybookError, OSError):
             # The next look tries again. The node stays: nobody else could open it, either, if it
             # is the log that is damaged; and if it is this machine, its operator sees the log.
@@ -145,6 +145,11 @@ class Leadership:
             time.monotonic() - began,
         )
 
+    def _snapshots(self, key: LeadKey) -> list[tuple[int, int]]:
+        """Return the ids and terms of a bucket's snapshots, the latest first."""
+        listed = self._coordinator.snapshots.read(key).listed
+        return [(one.snapshot_id, one.term) for one in reversed(listed)]
+
     def _hand_over(self, keys: Sequence[LeadKey]) -> None:
         for key in keys:
             self._hosting.close(key)
@@ -153,11 +158,11 @@ class Leadership:
             hit("leadership.closed")
             self._coordinator.give_up_lead(self._server, keys)
 
-    def _delete(self, keys: Sequence[LeadKey]) -> None:
+    def _drop(self, keys: Sequence[LeadKey]) -> None:
         for key in keys:
             try:
-                self._hosting.delete(key)
+                self._hosting.drop(key)
             except TallybookError:
-                logger.exception("bucket %s was dropped, and its log could not be deleted", key)
+                logger.exception("bucket %s was dropped, and did not close", key)
         if keys:
             self._coordinator.give_up_lead(self._server, keys)

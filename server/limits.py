@@ -25,6 +25,24 @@ class Limits:
                 raise InvalidInput(f"{name} is {value}; a server needs at least 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScannerLimits:
+    """`ttl_s`: how long a scanner is kept that nobody uses. The options are called
+    kv.scanner.ttl, kv.scanner.max-per-bucket and kv.scanner.max-per-server.
+    """
+
+    ttl_s: float = 60.0
+    max_per_bucket: int = 8
+    max_per_server: int = 200
+
+    def __post_init__(self) -> None:
+        if self.ttl_s <= 0 or self.max_per_bucket < 1 or self.max_per_server < 1:
+            raise InvalidInput(
+                f"a scanner's time to live ({self.ttl_s:g} s) and the limits per bucket "
+                f"({self.max_per_bucket}) and server ({self.max_per_server}) are positive"
+            )
+
+
 class Admission:
     """Counts what is under way, and refuses what would be too much. Safe for threads."""
 

@@ -6,8 +6,16 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from locks import BucketKey, Coordinator, LeadKey, TableAltered
-from merge_engine import AggFunction, AggMode, InvalidInput, PutResult, Schema, Token
+from locks import BucketKey, Coordinator, LeadKey, ListedSnapshot, TableAltered
+from merge_engine import (
+    AggFunction,
+    AggMode,
+    InvalidInput,
+    ObjectStorage,
+    PutResult,
+    Schema,
+    Token,
+)
 from merge_engine.batch import read_keys
 from merge_engine.local import OPERATION
 from merge_engine.routing import Route, gather, partition_key, partition_rows, route
@@ -21,7 +29,10 @@ from server.changelog import Changelog
 from server.definitions import ClusterTable, evolved
 from server.errors import PartitionGone
 from server.outgoing import as_one_table, rows_of, to_messages
-from server.service import COMMITTED, LATEST
+from server.requests import COMMITTED, LATEST
+from server.scan_sources import LogRows, live_rows, log_schema, row_schema, snapshot_rows
+from server.snapshot_lease import SnapshotLease, hold_latest
+from server.table_scan import ScanSource, TableScan, chosen_buckets
 
 
 class Access(Protocol):
@@ -34,6 +45,9 @@ class Access(Protocol):
     @property
     def calls(self) -> Calls:
         """The calls to servers."""
+
+    def storage(self) -> ObjectStorage:
+        """The object store that has the cluster's logs and snapshots."""
 
     def writer(
         self, table: "RemoteTable", *, owner_id: str, columns: Sequence[str], **settings: Any
@@ -315,6 +329,95 @@ class RemoteTable:
                 [[*bucket]],
             ),
             from_offset,
+        )
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        source: ScanSource = ScanSource.LIVE_KV,
+        isolation: str = COMMITTED,
+        limit: int | None = None,
+        buckets: Sequence[BucketKey] | None = None,
+        lease: SnapshotLease | None = None,
+        from_offsets: Mapping[BucketKey, int] | None = None,
+    ) -> TableScan:
+        """Return all rows of the table, or of these buckets, to iterate or take whole.
+
+        LIVE_KV reads the leaders' rows; SNAPSHOT those that `lease` holds, from the object store;
+        LOG has change records from `from_offsets` on (0 where nothing is said) instead of rows.
+        "committed" rows stand at each bucket's last stable offset.
+        """
+        table = self._table
+        chosen = table.schema.values(columns)
+        isolation = _isolation(isolation)
+        if (lease is not None) != (source is ScanSource.SNAPSHOT):
+            raise InvalidInput("a lease goes with source=ScanSource.SNAPSHOT, and that needs one")
+        if source is ScanSource.SNAPSHOT:
+            assert lease is not None
+            known = list(lease.snapshots)
+            opening = snapshot_rows(self._access.storage(), table, chosen, isolation, lease)
+            wanted = chosen_buckets(known, buckets)
+            return TableScan(wanted, row_schema(table, chosen), opening, limit=limit)
+        wanted = chosen_buckets(self.bucket_keys(), buckets)
+        if source is ScanSource.LOG:
+            if columns is not None:
+                raise InvalidInput("change records have the columns that changed: leave `columns`")
+            offsets = dict(from_offsets or {})
+
+            def changes(key: BucketKey, most: int | None) -> LogRows:
+                changelog = self.changelog(key, offsets.get(key, 0), isolation=isolation)
+                return LogRows(changelog, most)
+
+            return TableScan(wanted, log_schema(table), changes, limit=limit)
+        opening = live_rows(self._access.calls, table, chosen, isolation, self._check_partitions)
+        return TableScan(wanted, row_schema(table, chosen), opening, limit=limit)
+
+    # --- Snapshots and leases -------------------------------------------------------------------
+
+    def snapshot(self, buckets: Sequence[BucketKey] | None = None) -> dict[BucketKey, int]:
+        """Have snapshots taken now, of these buckets or all; return the ids of the latest."""
+        wanted = chosen_buckets(self.bucket_keys(), buckets)
+        answers, _ = self.call("snapshot", {}, {key: [] for key in wanted}, answer="snapshots")
+        return answers
+
+    def snapshots(self) -> dict[BucketKey, tuple[ListedSnapshot, ...]]:
+        """Return the snapshots of each bucket that may be leased, the oldest first."""
+        keys = self.bucket_keys()
+        lists = self._access.coordinator.snapshots.read_many(self.table_id, keys)
+        return {key: found.listed for key, found in lists.items()}
+
+    def lease_latest(
+        self,
+        lease_id: str,
+        duration_s: float = 600.0,
+        *,
+        buckets: Sequence[BucketKey] | None = None,
+        renew: bool = True,
+        deadline_s: float = 60.0,
+    ) -> SnapshotLease:
+        """Lease the latest snapshot of each bucket, taken now where there is none.
+
+        It is renewed in the background, unless told otherwise, until it is dropped.
+        """
+        wanted = chosen_buckets(self.bucket_keys(), buckets)
+        duration_ms = int(duration_s * 1000)
+        held = hold_latest(
+            lambda: self._access.coordinator,
+            self.table_id,
+            lease_id,
+            wanted,
+            duration_ms,
+            take=self.snapshot,
+            deadline_s=deadline_s,
+        )
+        return SnapshotLease(
+            lambda: self._access.coordinator,
+            self.table_id,
+            lease_id,
+            held,
+            duration_ms,
+            renew=renew,
         )
 
     def end_offsets(self) -> dict[BucketKey, int]:

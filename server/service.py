@@ -2,71 +2,51 @@
 
 do_put      put         a stream of batches for buckets of this server, one atomic commit each
 do_get      changelog   a bucket's changes
-do_action   lookup, fence, undo, end_recovery, seal, ends, status
+            scan        a bucket's rows
+do_action   lookup, fence, undo, end_recovery, seal, ends, close_scanners, snapshot, status
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyarrow import flight
 
-from locks import BucketKey, CoordinationError, Coordinator, LeadKey
+from locks import CoordinationError, LeadKey
 from merge_engine import (
     AggMode,
     BatchTooLarge,
     Closed,
-    Column,
     Deposed,
     PutResult,
-    Schema,
     TallybookError,
     Token,
-    UnknownColumn,
 )
-from merge_engine.batch import read_batch, read_keys
-from merge_engine.changelog import change_records, changelog_schema
+from merge_engine.batch import read_batch
 from merge_engine.fold import fold
 from merge_engine.hashing import bucket_of
 from merge_engine.parallel import Item, Result, map_all
 from recovery.errors import NotLeader
 from recovery.guard import Writer
-from recovery.isolation import committed_changes
-from recovery.isolation_lookup import committed_lookup
-from recovery.led_bucket import LedBucket, LedUpdate, put_led
+from recovery.led_bucket import LedUpdate, put_led
 from server import wire
 from server.definitions import ClusterTable
 from server.errors import BadRequest, ServerFailed
-from server.hosting import Hosting
 from server.limits import Admission, Load
 from server.metrics import Metrics
+from server.reading import Reading
+from server.requests import Requests, schema_of
+from server.scanners import Scanners
+from server.scanning import Scanning
 
 logger = logging.getLogger(__name__)
 
 Answer: TypeAlias = dict[str, Any] | pa.Buffer
-COMMITTED, LATEST = "committed", "latest"
-
-
-class Session(Protocol):
-    """This server's place in the cluster, for as long as it lasts."""
-
-    @property
-    def name(self) -> str:
-        """The name of the session node; NotLeader if there is no session at the moment."""
-
-    @property
-    def coordinator(self) -> Coordinator:
-        """The coordinator, over this session."""
-
-    def check(self) -> None:
-        """Raise NotLeader while the connection to ZooKeeper is down: others may lead by now."""
-
-    def look_again(self) -> None:
-        """Say that leads may have changed."""
+Action: TypeAlias = Callable[[pa.Buffer], Answer]
 
 
 class TabletService(flight.FlightServerBase):  # type: ignore[misc]
@@ -75,36 +55,40 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(
         self,
         location: str,
-        hosting: Hosting,
+        requests: Requests,
         admission: Admission,
         metrics: Metrics,
-        session: Session,
         *,
+        scanners: Scanners,
         lookup_max_keys: int,
-        status: Callable[[], dict[str, Any]],
+        actions: Mapping[str, Action],
         **security: Any,
     ) -> None:
+        """`actions`: those that are somebody else's, by name."""
         super().__init__(location, **security)
-        self._hosting = hosting
+        self._requests = requests
+        self._hosting = requests.hosting
+        self._session = requests.session
         self._admission = admission
         self._metrics = metrics
-        self._session = session
-        self._lookup_max_keys = lookup_max_keys
         workers = os.cpu_count() or 1
         # A put holds its buckets while it runs on its own threads: see OpenBuckets.
         self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
         # Not the puts' threads: an undo waits for its bucket, and a put that holds it needs those.
         self._undo_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-undo")
-        self._read_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-read")
-        self._actions: dict[str, Callable[[pa.Buffer], Answer]] = {
-            "lookup": self._lookup,
+        self._reading = Reading(self._requests, admission, metrics, lookup_max_keys=lookup_max_keys)
+        scanning = Scanning(self._requests, scanners, metrics)
+        self._streams = {"changelog": self._reading.changelog, "scan": scanning.stream}
+        self._actions: dict[str, Action] = {
+            "lookup": self._reading.lookup,
             "fence": self._fence,
             "undo": self._undo,
             "end_recovery": self._end_recovery,
             "seal": self._seal,
-            "ends": self._ends,
-            "status": lambda _: status(),
+            "ends": self._reading.ends,
+            "close_scanners": scanning.close,
             "ping": lambda _: {},
+            **actions,
         }
 
     # --- Flight's entry points ------------------------------------------------------------------
@@ -138,10 +122,16 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
-        """Stream a bucket's changes."""
-        with self._answering("changelog", context):
-            schema, batches = self._changelog(wire.decode(ticket.ticket))
-        return flight.GeneratorStream(schema, self._streaming("changelog", context, batches))
+        """Stream a bucket's changes, or its rows."""
+        call = "unknown"
+        with self._answering("stream", context):
+            fields = wire.decode(ticket.ticket)
+            call = fields.get("call", str)
+            if call not in self._streams:
+                raise BadRequest(f"there is no stream {call!r}")
+        with self._answering(call, context):
+            schema, batches = self._streams[call](fields)
+        return flight.GeneratorStream(schema, self._streaming(call, context, batches))
 
     @contextmanager
     def _answering(self, call: str, context: flight.ServerCallContext) -> Iterator[None]:
@@ -187,14 +177,14 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         super().shutdown()
         self._put_pool.shutdown()
         self._undo_pool.shutdown()
-        self._read_pool.shutdown()
+        self._reading.close()
 
     # --- Writing --------------------------------------------------------------------------------
 
     def _put(self, fields: wire.Fields, reader: Any) -> dict[str, Any]:
         session = self._session.name
-        table = self._table(fields)
-        keys, terms = self._keys(fields, 3)
+        table = self._requests.table(fields)
+        keys, terms = self._requests.keys(fields, 3)
         announced = fields.optional("bytes", int) or 0
         try_only = fields.optional("try_only", bool) or False
         self._check_size(0, announced)
@@ -265,7 +255,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         led = self._hosting.get(key)
         rows = read_batch(
             data,
-            _schema(fields, table),
+            schema_of(fields, table),
             self._hosting.options,
             columns=fields.texts("columns"),
             mode=_mode(fields),
@@ -277,10 +267,10 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         return LedUpdate(bucket=led, update=update, term=term if term >= 0 else None)
 
     def _fence(self, body: pa.Buffer) -> dict[str, Any]:
-        fields, led, _ = self._led(body, 2)
+        fields, led, _ = self._requests.led(body, 2)
         session = self._session.name
         writer = _required_writer(fields)
-        table = self._table(fields)
+        table = self._requests.table(fields)
         record = self._session.coordinator.record(table.table, writer.owner)
         columns = fields.integers("columns")
         return {
@@ -289,7 +279,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         }
 
     def _undo(self, body: pa.Buffer) -> dict[str, Any]:
-        fields, led, numbers = self._led(body, 4)
+        fields, led, numbers = self._requests.led(body, 4)
         session = self._session.name
         columns, debtor = fields.integers("columns"), fields.get("debtor", str)
         writer = _writer(fields)
@@ -305,7 +295,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         return {"session": session, "results": list(map(_result, results))}
 
     def _end_recovery(self, body: pa.Buffer) -> dict[str, Any]:
-        fields, led, numbers = self._led(body, 3)
+        fields, led, numbers = self._requests.led(body, 3)
         session = self._session.name
         writer = _required_writer(fields)
         ends = [
@@ -314,7 +304,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         return {"session": session, "ends": ends}
 
     def _seal(self, body: pa.Buffer) -> dict[str, Any]:
-        fields, led, numbers = self._led(body, 3)
+        fields, led, numbers = self._requests.led(body, 3)
         session = self._session.name
         writer, batch = _required_writer(fields), fields.get("batch", int)
         ends = [
@@ -322,126 +312,10 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         ]
         return {"session": session, "ends": ends}
 
-    # --- Reading --------------------------------------------------------------------------------
-
-    def _lookup(self, body: pa.Buffer) -> pa.Buffer:
-        with self._admission.holding(body.size):
-            return self._look_up(body)
-
-    def _look_up(self, body: pa.Buffer) -> pa.Buffer:
-        fields, batches = wire.unframe(body)
-        table = self._table(fields)
-        keys, _ = self._keys(fields, 2)
-        if len(batches) != len(keys):
-            raise BadRequest(f"a look-up in {len(keys)} buckets with keys for {len(batches)}")
-        wanted = sum(batch.num_rows for batch in batches)
-        if wanted > self._lookup_max_keys:
-            raise BatchTooLarge(
-                f"a look-up of {wanted:,} keys; the limit is {self._lookup_max_keys:,} "
-                "(lookup_max_keys): split it"
-            )
-        schema = _schema(fields, table)
-        columns = [_column(schema, table, number) for number in fields.integers("columns")]
-        committed = _is_committed(fields)
-        self._session.check()
-
-        def look(at: int) -> pa.RecordBatch:
-            led = self._hosting.get(keys[at])
-            values = read_keys(batches[at], schema)
-            if committed:
-                read = self._records_of(table)
-                found = committed_lookup(led.bucket, led.key, read, values, columns)
-            else:
-                found = led.bucket.lookup_keys(values, columns)
-            return found.select([column.name for column in columns])
-
-        found = map_all(self._read_pool, look, range(len(keys)))
-        self._metrics.count("keys_looked_up", wanted, table=table.name)
-        return wire.answer(found)
-
-    def _changelog(self, fields: wire.Fields) -> tuple[pa.Schema, Iterator[Any]]:
-        """Return batches of change records, each with where to go on as metadata."""
-        table = self._table(fields)
-        keys, _ = self._keys(fields, 2)
-        if len(keys) != 1:
-            raise BadRequest(f"a changelog of {len(keys)} buckets; it is read one by one")
-        [key] = keys
-        led = self._hosting.get(key)
-        start, stop = fields.get("from_offset", int), fields.optional("to_offset", int)
-        history = led.bucket.history
-        schema = changelog_schema(history.current)
-        self._session.check()
-        if _is_committed(fields):
-            committed = committed_changes(led.bucket, led.key, self._records_of(table), start, stop)
-            segments, end = iter(committed), committed.end
-        else:
-            end = led.bucket.settled_end()
-            end = end if stop is None else min(end, stop)
-            segments = led.bucket.read_log(start, end)
-
-        def changes() -> Iterator[Any]:
-            for segment in segments:
-                if segment.changes:
-                    first = max(segment.header.base_offset, start)
-                    following = wire.encode({"next_offset": min(segment.header.end_offset, end)})
-                    yield change_records(segment, history, first), following
-            nothing = pa.RecordBatch.from_pylist([], schema=schema)
-            yield nothing, wire.encode({"next_offset": max(start, end)})
-
-        return schema, changes()
-
-    def _ends(self, body: pa.Buffer) -> dict[str, Any]:
-        _, led, _ = self._led(body, 2)
-        session = self._session.name
-        self._session.check()
-        return {
-            "session": session,
-            "starts": [bucket.bucket.start_offset for bucket in led],
-            "ends": [bucket.bucket.settled_end() for bucket in led],
-        }
-
     # --- What the calls have in common ----------------------------------------------------------
 
     def _map(self, call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
         return map_all(self._put_pool, call, items)
-
-    def _table(self, fields: wire.Fields) -> ClusterTable:
-        """Return the table, under a schema at least as new as the caller's."""
-        table_id, version = fields.get("table", int), fields.get("schema_version", int)
-        table = self._hosting.table(table_id)
-        if version > table.schema.version:
-            newer = ClusterTable(self._session.coordinator.table_by_id(table_id))
-            self._hosting.set_table(newer)
-            table = self._hosting.table(table_id)
-        return table
-
-    def _keys(self, fields: wire.Fields, width: int) -> tuple[list[LeadKey], list[int]]:
-        """Return the buckets of a request and, if it has them, the terms."""
-        table_id = fields.get("table", int)
-        rows = fields.rows("buckets", width)
-        keys = [LeadKey(table_id, BucketKey(row[0], row[1])) for row in rows]
-        if len(set(keys)) != len(keys):
-            raise BadRequest("a request that names a bucket twice")
-        buckets = self._hosting.table(table_id).buckets
-        for key in keys:
-            if key.key.partition < 0 or not 0 <= key.key.number < buckets:
-                raise BadRequest(f"bucket {key} is none of a table with {buckets} buckets")
-        return keys, [row[2] for row in rows] if width > 2 else []
-
-    def _led(
-        self, body: pa.Buffer, width: int
-    ) -> tuple[wire.Fields, list[LedBucket], list[list[int]]]:
-        """Return an action's fields, its buckets, and the further numbers of each."""
-        fields = wire.decode(body)
-        self._table(fields)
-        keys, _ = self._keys(fields, width)
-        numbers = [row[2:] for row in fields.rows("buckets", width)]
-        return fields, [self._hosting.get(key) for key in keys], numbers
-
-    def _records_of(self, table: ClusterTable) -> Callable[[], Any]:
-        if not table.locked:
-            return dict
-        return lambda: self._session.coordinator.records(table.table)
 
 
 def _chunks(reader: Any) -> Iterator[Any]:
@@ -463,21 +337,6 @@ def _bucket_index(metadata: pa.Buffer | None, buckets: int) -> int:
     if not 0 <= index < buckets:
         raise BadRequest(f"a batch for bucket {index} of {buckets} of the put")
     return index
-
-
-def _schema(fields: wire.Fields, table: ClusterTable) -> Schema:
-    """Return the schema that the caller works with: names are its, ids are everybody's."""
-    version = fields.get("schema_version", int)
-    if version not in table.history.schemas:
-        raise BadRequest(f"table {table.name} has no schema version {version}")
-    return table.history.schema(version)
-
-
-def _column(schema: Schema, table: ClusterTable, number: int) -> Column:
-    column = schema.column_by_id(number)
-    if column is None:
-        raise UnknownColumn(f"table {table.name} has no column with id {number}")
-    return column
 
 
 def _writer(fields: wire.Fields) -> Writer | None:
@@ -508,10 +367,3 @@ def _token(fields: wire.Fields) -> Token | None:
 
 def _result(result: PutResult) -> list[int]:
     return [result.base_offset, result.end_offset, int(result.repeated)]
-
-
-def _is_committed(fields: wire.Fields) -> bool:
-    isolation = fields.get("isolation", str)
-    if isolation not in (COMMITTED, LATEST):
-        raise BadRequest(f"no isolation is called {isolation!r}; use {COMMITTED!r} or {LATEST!r}")
-    return isolation == COMMITTED

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -16,17 +17,21 @@ from merge_engine import InvalidInput, TallybookError, open_storage
 from merge_engine.storage import local_directory
 from recovery.errors import NotLeader
 from server.config import ServerConfig
-from server.hosting import Hosting
+from server.definitions import STORAGE
+from server.dropped import Janitor
+from server.hosting import CHECKPOINTS, Hosting
 from server.leadership import Leadership
 from server.limits import Admission
+from server.maintenance import Maintenance
 from server.metrics import Labels, Metrics
 from server.metrics_endpoint import MetricsEndpoint
+from server.requests import Requests
+from server.scanners import Scanners
 from server.security import Gate, check_certificate
 from server.service import TabletService
 
 logger = logging.getLogger(__name__)
 
-STORAGE = "/storage"
 _RECONNECT_S = 0.2
 _LINGER_S = 0.5  # Longer than clients pause between two attempts.
 _STOP_DEADLINE_S = 30.0
@@ -47,9 +52,18 @@ class TabletServer:
             if directory is not None:
                 _check_writable(directory)
         storage = open_storage(self._logs, **config.storage_settings)
-        self._hosting = Hosting(storage, config.views, config.options)
+        self._scanners = Scanners(config.scanners)
+        # What a killed server was about to upload.
+        shutil.rmtree(config.views / CHECKPOINTS, ignore_errors=True)
+        self._hosting = Hosting(
+            storage, config.views, config.options, before_close=self._scanners.close_bucket
+        )
         self._admission = Admission(config.limits)
         self._metrics = Metrics()
+        self._requests = Requests(self._hosting, self)
+        self._maintenance = Maintenance(
+            self._requests, Janitor(storage, self), self._metrics, config.snapshots
+        )
         self._store: ZooKeeperStore | None = None
         self._coordinator: Coordinator | None = None
         self._server: Server | None = None
@@ -89,6 +103,7 @@ class TabletServer:
             raise self._failed or InvalidInput(
                 f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s"
             )
+        self._maintenance.start()
         return self
 
     def stop(self) -> None:
@@ -98,12 +113,14 @@ class TabletServer:
         if not self._admission.close(_STOP_DEADLINE_S):
             logger.warning("puts are still under way after %g s", _STOP_DEADLINE_S)
         self._stopping.set()
+        self._maintenance.stop()
         leadership = self._leadership
         if leadership is not None:
             leadership.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self._hosting.close_all()
+        self._scanners.shutdown()
         if self._admission.turned_away:
             # Clients that were told to come again learn by that where to go. A call that the
             # shutdown cut off would be one of unknown outcome to them.
@@ -204,17 +221,21 @@ class TabletServer:
         self._metrics.gauge("puts_in_flight", lambda: {(): self._admission.puts})
         self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
         self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
+        self._metrics.gauge("scanners", lambda: {(): len(self._scanners)})
         self._metrics.gauge("log_end_offset", self._end_offsets)
         self._metrics.gauge("owner_epoch", self._owner_epochs)
         try:
             return TabletService(
                 f"{scheme}://{config.host}:{config.port}",
-                self._hosting,
+                self._requests,
                 self._admission,
                 self._metrics,
-                self,
+                scanners=self._scanners,
                 lookup_max_keys=config.limits.lookup_max_keys,
-                status=self.status,
+                actions={
+                    "snapshot": self._maintenance.answer,
+                    "status": lambda _: self.status(),
+                },
                 **security,
             )
         except pa.ArrowException as exc:  # It does not say why.

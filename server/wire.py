@@ -4,6 +4,7 @@ A request is a JSON object: the command of a Flight descriptor, a ticket, or the
 Where batches go with it, in look-ups, both are framed: the length of the JSON (u32, little-endian),
 the JSON, and an Arrow IPC stream. A put is a Flight stream: batches, each with the number of its
 bucket in the request as metadata, and then a message without a batch, with row count and checksum.
+Changelogs and scans are streams, too: `reading.py` and `scanning.py` say what goes with a batch.
 An error is a Flight error whose `extra_info` names its class.
 """
 
@@ -141,6 +142,16 @@ class Fields:
     def optional(self, name: str, kind: type[Kind]) -> Kind | None:
         """Return a field, or None if it is not there."""
         return self.get(name, kind) if name in self else None
+
+    def octets(self, name: str) -> bytes | None:
+        """Return bytes, such as a key, that travel as hexadecimal text; None if not there."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        try:
+            return bytes.fromhex(value)
+        except (TypeError, ValueError) as exc:
+            raise BadRequest(f"a request whose `{name}` is not hexadecimal") from exc
 
     def integers(self, name: str) -> list[int]:
         """Return a list of whole numbers."""

@@ -1,5 +1,6 @@
 """Tallybook: aggregate tables that merge on write. `import tallybook as tb`."""
 
+from locks import BucketKey, UnknownLease
 from merge_engine import (
     AggFunction,
     AggMode,
@@ -10,6 +11,7 @@ from merge_engine import (
     Column,
     Corrupt,
     CorruptSegment,
+    CorruptSnapshot,
     CorruptView,
     Deposed,
     InUse,
@@ -18,6 +20,7 @@ from merge_engine import (
     InvalidValue,
     LogGap,
     MissingColumn,
+    MissingSnapshot,
     OffsetOutOfRange,
     Overflow,
     PutResult,
@@ -37,9 +40,18 @@ from merge_engine import (
     WrongType,
 )
 from server.client import Cluster, connect
-from server.errors import AccessRefused, Overloaded, ServerFailed, ServerUnavailable
+from server.errors import (
+    AccessRefused,
+    Overloaded,
+    ServerFailed,
+    ServerUnavailable,
+    TooManyScanners,
+    UnknownOrExpiredScannerError,
+)
 from server.local_cluster import LocalCluster
 from server.remote_table import RemotePutResult, RemoteTable
+from server.snapshot_lease import SnapshotLease
+from server.table_scan import ScanSource, TableScan
 from sink.aggregate_sink import AggregateSink
 
 __all__ = [
@@ -49,12 +61,14 @@ __all__ = [
     "AggregateSink",
     "BatchTooLarge",
     "BucketId",
+    "BucketKey",
     "BucketOptions",
     "Closed",
     "Cluster",
     "Column",
     "Corrupt",
     "CorruptSegment",
+    "CorruptSnapshot",
     "CorruptView",
     "Deposed",
     "InUse",
@@ -64,6 +78,7 @@ __all__ = [
     "LocalCluster",
     "LogGap",
     "MissingColumn",
+    "MissingSnapshot",
     "OffsetOutOfRange",
     "Overflow",
     "Overloaded",
@@ -71,19 +86,25 @@ __all__ = [
     "RemotePutResult",
     "RemoteTable",
     "Retryable",
+    "ScanSource",
     "Schema",
     "SchemaBuilder",
     "SchemaError",
     "ServerFailed",
     "ServerUnavailable",
+    "SnapshotLease",
     "StorageFull",
     "StorageUnavailable",
     "Table",
     "TablePutResult",
+    "TableScan",
     "TallybookError",
     "Token",
+    "TooManyScanners",
     "UnknownColumn",
     "UnknownFormat",
+    "UnknownLease",
+    "UnknownOrExpiredScannerError",
     "UnknownOutcome",
     "WrongType",
     "connect",

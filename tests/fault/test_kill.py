@@ -70,7 +70,9 @@ SCHEMA = table_schema()
 
 
 def test_every_failpoint_of_the_engine_is_killed_at() -> None:
-    assert sorted(LATEST_VISIT) == failpoint_names()
+    # Those of snapshots are `test_snapshot_kill`'s.
+    names = [name for name in failpoint_names() if not name.startswith("snapshot.")]
+    assert sorted(LATEST_VISIT) == names
 
 
 @dataclass

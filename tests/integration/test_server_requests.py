@@ -125,7 +125,7 @@ def test_what_the_bad_requests_are_made_of_is_good(scene: Scene) -> None:
     assert scene.table.end_offsets() != before
     [found] = wire.read_answer(stranger.look_up(MINE), pa.schema([("a", pa.int64())]))
     assert found.num_rows == len(MINE)
-    ticket = stranger.fields(from_offset=0, isolation="latest")
+    ticket = stranger.fields(call="changelog", from_offset=0, isolation="latest")
     assert stranger.get(wire.encode(ticket)).num_rows > 0
 
 
@@ -317,7 +317,7 @@ def _keys(*keys: int) -> pa.RecordBatch:
 
 
 def _changelog(**changes: Any) -> Call:
-    good = {"from_offset": 0, "to_offset": None, "isolation": "latest"}
+    good = {"call": "changelog", "from_offset": 0, "to_offset": None, "isolation": "latest"}
     return lambda to: to.get(wire.encode(to.fields(**{**good, **changes})))
 
 
@@ -542,7 +542,7 @@ def test_puts_and_changelogs_with_fields_of_any_shape_never_fail(
     # Without its closing message, nothing of the put could be written.
     stranger = scene.stranger
     before = scene.table.end_offsets()
-    fields = stranger.put_fields(from_offset=0, isolation="latest")
+    fields = stranger.put_fields(call="changelog", from_offset=0, isolation="latest")
     fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(JSON)
     _refused(lambda: stranger.put(wire.encode(fields), [(GOOD, b"0")]))
     _refused(lambda: stranger.get(wire.encode({**fields, "buckets": [[0, 0]]})))

@@ -116,10 +116,13 @@ class IsolationMachine(RuleBasedStateMachine):
     @initialize(undo_max_bytes=st.sampled_from([30, 1 << 20]))
     def open(self, undo_max_bytes: int) -> None:
         self.options = BucketOptions(undo_max_bytes=undo_max_bytes)
-        self.bucket = self.buckets(SUMS, options=self.options)
+        self.bucket = self.open_bucket()
         for owner in ("x", "y"):
             self.acquire(owner, WANTS[owner][0])
             self.ready(owner)
+
+    def open_bucket(self) -> Bucket:
+        return self.buckets(SUMS, options=self.options)
 
     # --- What owners do: nothing, if it is not their turn ---------------------------------------
 
@@ -310,7 +313,7 @@ class IsolationMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.bucket.close()
-        self.bucket = self.buckets(SUMS, options=self.options)
+        self.bucket = self.open_bucket()
 
     def teardown(self) -> None:
         try:

@@ -21,9 +21,11 @@ from server.connections import Access, Connections
 from server.definitions import ClusterTable, define
 from server.errors import ServerFailed
 from server.hosting import Hosting
-from server.limits import Admission, Limits
+from server.limits import Admission, Limits, ScannerLimits
 from server.metrics import Metrics
 from server.remote_table import RemoteTable
+from server.requests import Requests
+from server.scanners import Scanners
 from server.service import TabletService
 from tests.property.models import same
 from tests.property.table_model import Crash
@@ -45,14 +47,15 @@ class ThroughFlight:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._numbers = {UNPARTITIONED: 0}
+        self._scanners = Scanners(ScannerLimits())
         self._service = TabletService(
             "grpc://127.0.0.1:0",
-            cast(Hosting, self),
+            Requests(cast(Hosting, self), self),
             Admission(Limits()),
             Metrics(),
-            self,
+            scanners=self._scanners,
             lookup_max_keys=1_000,
-            status=dict,
+            actions={},
         )
         self.calls = ImpatientCalls(
             lambda: self.coordinator, Connections(Access()), deadline_s=60.0, attempt_s=60.0
@@ -81,6 +84,9 @@ class ThroughFlight:
         yield from changes
         assert changes.next_offset == self._table.bucket(bucket_id).end_offset
 
+    def scan(self, columns: Any = None) -> Iterator[pa.RecordBatch]:
+        yield from self._call(lambda remote: remote.scan(columns))
+
     def undo(self, debtor: str, columns: Any, offsets: Mapping[BucketId, int]) -> Any:
         by_key = {self._key(bucket_id): offset for bucket_id, offset in offsets.items()}
         results = self._call(lambda remote: remote.undo(debtor, columns, by_key))
@@ -93,6 +99,7 @@ class ThroughFlight:
     def close(self) -> None:
         self.calls.close()
         self._service.shutdown()
+        self._scanners.shutdown()
         self._table.close()
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,142 @@
+"""A lease on a table's snapshots, as a client holds it."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from locks import BucketKey, Coordinator, ListedSnapshot, UnknownLease
+from recovery.renewal import Renewal
+from server.errors import ServerUnavailable
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.1
+
+
+class SnapshotLease:
+    """Keeps snapshots, and the log from their stable offsets on, until it is dropped or expires.
+
+    Made by `RemoteTable.lease_latest`. As a context manager, it drops the lease at the end.
+    """
+
+    def __init__(
+        self,
+        coordinator: Callable[[], Coordinator],
+        table_id: int,
+        lease_id: str,
+        snapshots: Mapping[BucketKey, ListedSnapshot],
+        duration_ms: int,
+        *,
+        renew: bool,
+    ) -> None:
+        """`renew`: in the background, three times per duration."""
+        self._coordinator = coordinator
+        self._table_id = table_id
+        self.lease_id = lease_id
+        self._snapshots = dict(snapshots)
+        self._duration_ms = duration_ms
+        self._lost: UnknownLease | None = None
+        self._renewal = Renewal(self._renew, duration_ms / 3000) if renew else None
+
+    @property
+    def snapshots(self) -> Mapping[BucketKey, ListedSnapshot]:
+        """The snapshots that are held, by bucket; UnknownLease if a renewal came too late."""
+        self.check()
+        return dict(self._snapshots)
+
+    def check(self) -> None:
+        """Raise UnknownLease if the lease is known to be gone: what it held may be gone, too."""
+        if self._lost is not None:
+            raise self._lost
+
+    def renew(self, duration_ms: int | None = None) -> None:
+        """Start the duration anew, or another one; UnknownLease if the lease is gone or expired."""
+        duration_ms = duration_ms or self._duration_ms
+        self._coordinator().leases.renew(self._table_id, self.lease_id, duration_ms)
+        self._duration_ms = duration_ms
+
+    def release(self, buckets: Iterable[BucketKey]) -> None:
+        """Give up what was read; with the last bucket the lease goes."""
+        given_up = [BucketKey(*bucket) for bucket in buckets]
+        self._coordinator().leases.release(self._table_id, self.lease_id, given_up)
+        for bucket in given_up:
+            self._snapshots.pop(bucket, None)
+        if not self._snapshots:
+            self._stop()
+
+    def drop(self) -> None:
+        """Give up everything. Dropping twice is fine."""
+        self._stop()
+        self._coordinator().leases.drop(self._table_id, self.lease_id)
+        self._snapshots = {}
+
+    def __enter__(self) -> "SnapshotLease":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.drop()
+
+    def _renew(self) -> None:
+        try:
+            if self._lost is None:
+                self.renew()
+        except UnknownLease as exc:
+            self._lost = exc
+            logger.warning("lease %s is lost: %s", self.lease_id, exc)
+
+    def _stop(self) -> None:
+        if self._renewal is not None:
+            self._renewal.stop()
+            self._renewal = None
+
+
+def hold_latest(
+    coordinator: Callable[[], Coordinator],
+    table_id: int,
+    lease_id: str,
+    buckets: Sequence[BucketKey],
+    duration_ms: int,
+    *,
+    take: Callable[[Sequence[BucketKey]], Any],
+    deadline_s: float,
+) -> dict[BucketKey, ListedSnapshot]:
+    """Lease the latest snapshot of every bucket, and return them.
+
+    Between "which is the latest" and "lease it" a snapshot may be retired: then it is asked again,
+    for the buckets that are not held yet. Where there is none, `take` has one taken.
+    """
+    deadline = time.monotonic() + deadline_s
+    held: dict[BucketKey, ListedSnapshot] = {}
+    while True:
+        missing = [bucket for bucket in buckets if bucket not in held]
+        if not missing:
+            return held
+        lists = coordinator().snapshots.read_many(table_id, missing)
+        latest = {
+            bucket: found.latest for bucket, found in lists.items() if found.latest is not None
+        }
+        without = [bucket for bucket in missing if bucket not in latest]
+        if without:
+            take(without)
+        if latest:
+            # With those that are held: the lease may have expired meanwhile.
+            wanted = held | latest
+            ids = {bucket: one.snapshot_id for bucket, one in wanted.items()}
+            acquired = coordinator().leases.acquire(table_id, lease_id, ids, duration_ms)
+            before, held = held, {bucket: wanted[bucket] for bucket in acquired.held}
+            if len(held) > len(before):
+                continue
+        if time.monotonic() + _PAUSE_S > deadline:
+            raise ServerUnavailable(
+                f"lease {lease_id}: {len(missing)} buckets have no snapshot that could be held "
+                f"within {deadline_s:g} s, such as {missing[0]}; what is held stays leased until "
+                "it expires or is dropped"
+            )
+        time.sleep(_PAUSE_S)
