@@ -5,7 +5,7 @@ before-image per key and column takes the place of what is stored. Masks do not 
 unresolved, nobody else writes its columns.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from locks.offsets import BucketKey
+from locks.records import LockRecord
 from merge_engine.aggregates.arrays import choose
 from merge_engine.bucket import Bucket, StoredAt
 from merge_engine.fold import Update
@@ -39,7 +40,22 @@ def committed_lookup(
     not. Deposed: another leader has come, and may have undone what is stored here.
     """
     stored = bucket.stored(key_columns)
-    work = unresolved(read_records(), key)
+    return committed_rows(
+        bucket, key, stored, read_records(), key_columns=key_columns, columns=columns
+    )
+
+
+def committed_rows(
+    bucket: Bucket,
+    key: BucketKey,
+    stored: StoredAt,
+    records: Mapping[str, LockRecord],
+    *,
+    key_columns: Sequence[pa.Array],
+    columns: Sequence[Column],
+) -> pa.RecordBatch:
+    """Do the same with what is stored, and with records that were read after that was."""
+    work = unresolved(records, key)
     now = bucket.confirm()
     # What is stored here was undone since: then it is not in the records any more.
     work += [

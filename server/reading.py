@@ -1,19 +1,21 @@
 """The calls of a tablet server that read: look-ups, changelogs, log ends."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 
-from merge_engine import BatchTooLarge
+from merge_engine import BatchTooLarge, Column
 from merge_engine.batch import read_keys
 from merge_engine.changelog import change_records, changelog_schema
-from merge_engine.parallel import map_all
+from merge_engine.parallel import Result, map_all
 from recovery.isolation import committed_changes
-from recovery.isolation_lookup import committed_lookup
+from recovery.isolation_lookup import committed_rows
+from recovery.led_bucket import LedBucket
 from server import wire
+from server.definitions import ClusterTable
 from server.errors import BadRequest
 from server.limits import Admission
 from server.metrics import Metrics
@@ -48,30 +50,48 @@ class Reading:
         keys, _ = self._requests.keys(fields, 2)
         if len(batches) != len(keys):
             raise BadRequest(f"a look-up in {len(keys)} buckets with keys for {len(batches)}")
-        wanted = sum(batch.num_rows for batch in batches)
-        if wanted > self._lookup_max_keys:
+        asked = sum(batch.num_rows for batch in batches)
+        if asked > self._lookup_max_keys:
             raise BatchTooLarge(
-                f"a look-up of {wanted:,} keys; the limit is {self._lookup_max_keys:,} "
+                f"a look-up of {asked:,} keys; the limit is {self._lookup_max_keys:,} "
                 "(lookup_max_keys): split it"
             )
         schema = schema_of(fields, table)
         columns = [column_of(schema, table, number) for number in fields.integers("columns")]
-        committed = is_committed(fields)
         self._session.check()
+        led = [self._hosting.get(key) for key in keys]
+        wanted = [read_keys(batch, schema) for batch in batches]
+        if is_committed(fields):
+            found = self._committed(table, led, wanted, columns)
+        else:
+            found = self._map(
+                lambda at: led[at].bucket.lookup_keys(wanted[at], columns), range(len(led))
+            )
+        self._metrics.count("keys_looked_up", asked, table=table.name)
+        names = [column.name for column in columns]
+        return wire.answer([batch.select(names) for batch in found])
 
-        def look(at: int) -> pa.RecordBatch:
-            led = self._hosting.get(keys[at])
-            values = read_keys(batches[at], schema)
-            if committed:
-                read = self._requests.records_of(table)
-                found = committed_lookup(led.bucket, led.key, read, values, columns)
-            else:
-                found = led.bucket.lookup_keys(values, columns)
-            return found.select([column.name for column in columns])
+    def _committed(
+        self,
+        table: ClusterTable,
+        led: Sequence[LedBucket],
+        wanted: Sequence[Sequence[pa.Array]],
+        columns: Sequence[Column],
+    ) -> list[pa.RecordBatch]:
+        """Look up in all buckets before the records are read, once for all of them."""
+        stored = self._map(lambda at: led[at].bucket.stored(wanted[at]), range(len(led)))
+        records = self._requests.records_of(table)()
 
-        found = map_all(self._pool, look, range(len(keys)))
-        self._metrics.count("keys_looked_up", wanted, table=table.name)
-        return wire.answer(found)
+        def mask(at: int) -> pa.RecordBatch:
+            one = led[at]
+            return committed_rows(
+                one.bucket, one.key, stored[at], records, key_columns=wanted[at], columns=columns
+            )
+
+        return self._map(mask, range(len(led)))
+
+    def _map(self, call: Callable[[int], Result], items: Sequence[int]) -> list[Result]:
+        return map_all(self._pool, call, items)
 
     def changelog(self, fields: wire.Fields) -> tuple[pa.Schema, Iterator[Any]]:
         """Return batches of change records, each with where to go on as metadata."""

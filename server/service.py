@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyarrow import flight
 
-from locks import CoordinationError, LeadKey
+from locks import CoordinationError, LeadKey, SessionLost
 from merge_engine import (
     AggMode,
     BatchTooLarge,
@@ -144,6 +144,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             if isinstance(exc, Deposed | Closed):
                 self._session.look_again()
                 error = NotLeader(f"{exc}: another server leads this bucket by now")
+            elif isinstance(exc, SessionLost):  # Ours, not the caller's.
+                error = NotLeader(f"this server has lost its session and leads nothing: {exc}")
             self._metrics.count("errors", call=call, error=type(error).__name__)
             bad = isinstance(error, BadRequest | BatchTooLarge)
             what, level = wire.readable(str(error)), logging.WARNING if bad else logging.INFO
