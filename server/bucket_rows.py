@@ -16,10 +16,8 @@ from server.calls import Calls
 from server.connections import Broken
 from server.errors import ServerUnavailable, UnknownOrExpiredScannerError
 
-# A scan lasts as long as its reader takes, in one stream after another. A stream that nobody reads
-# from keeps a thread of the server, and has no other end than this.
-_LONGEST_STREAM_S = 600.0
 _PAUSE_S = 0.05
+_PATIENCE = 5
 _CLOSE_S = 2.0
 
 Message = tuple[pa.RecordBatch, wire.Fields]
@@ -28,7 +26,9 @@ Message = tuple[pa.RecordBatch, wire.Fields]
 class BucketRows:
     """A scan of one bucket, to iterate once. Every row comes exactly once, as of `offset`.
 
-    A connection that breaks is taken up again behind the last key that came, on the same rows. If
+    A scan is one stream after the other, each no longer than an attempt of any call: so a server
+    that hangs is noticed as soon as elsewhere, and a stream that nobody reads has an end. A stream
+    that ended or broke is taken up again behind the last key that came, on the same rows. If
     the scanner is gone by then, that is UnknownOrExpiredScannerError, unless no row had come yet:
     then `offset` is another one, but rows as of another offset do not go with those that came.
     """
@@ -92,7 +92,7 @@ class BucketRows:
 
     def _next(self) -> pa.RecordBatch | None:
         """Return the next batch, whatever happens to the connection meanwhile."""
-        deadline = self._calls.deadline()
+        began, deadline = time.monotonic(), self._calls.deadline()
         failures = 0
         while True:
             try:
@@ -102,8 +102,12 @@ class BucketRows:
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(f"the scan of bucket {self._key}: {exc}") from exc
                 failures += 1
-                if failures > 1:  # Mostly it is the connection alone: the first time, just go on.
+                if failures > 1:
                     time.sleep(_PAUSE_S)
+                # Mostly it is the connection alone. To ask ZooKeeper takes long when it is away,
+                # and the scanner may be gone by then.
+                waited_s = time.monotonic() - began
+                if failures > _PATIENCE or waited_s > self._calls.attempt_s:
                     self._check_leader()
             except (UnknownOrExpiredScannerError, NotLeader) as exc:
                 lost = self._lost(str(exc)) if isinstance(exc, NotLeader) else exc
@@ -161,7 +165,7 @@ class BucketRows:
     def _ask(self, address: str, more: Mapping[str, Any]) -> Iterator[Message]:
         left = None if self._limit is None else self._limit - self._rows
         ticket = wire.encode({**self._fields, "call": "scan", "limit": left, **more})
-        return self._calls.connections.stream(address, ticket, _LONGEST_STREAM_S)
+        return self._calls.connections.stream(address, ticket, self._calls.attempt_s)
 
     def _check_leader(self) -> None:
         """A server that does not answer may be back; one that no longer leads has let go."""

@@ -105,6 +105,11 @@ class Calls:
                     check_moved(waiting)
         return results
 
+    @property
+    def attempt_s(self) -> float:
+        """How long to wait for one answer."""
+        return self._attempt_s
+
     def deadline(self) -> float:
         """Return when a call that begins now has to be given up, by the monotonic clock."""
         return time.monotonic() + self._deadline_s

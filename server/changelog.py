@@ -12,9 +12,6 @@ from server.calls import Calls
 from server.connections import Broken
 from server.errors import ServerUnavailable
 
-# A stream lasts as long as its reader takes; what hangs is found by the reader's own deadline.
-_LONGEST_STREAM_S = 24 * 3600.0
-
 
 class Changelog:
     """A bucket's change records, to iterate. `next_offset` is where a later one goes on."""
@@ -34,7 +31,10 @@ class Changelog:
         self.next_offset = from_offset
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches; a connection that breaks is taken up again where it broke."""
+        """Yield batches; a connection that breaks is taken up again where it broke.
+
+        So is a stream that lasts longer than a call may: a server that hangs is noticed by that.
+        """
         reached, deadline = self.next_offset, self._calls.deadline()
         while True:
             try:
@@ -55,7 +55,7 @@ class Changelog:
             ticket = wire.encode(
                 {**self._fields, "call": "changelog", "from_offset": self.next_offset}
             )
-            stream = self._calls.connections.stream(address, ticket, _LONGEST_STREAM_S)
+            stream = self._calls.connections.stream(address, ticket, self._calls.attempt_s)
             return {key: (next(stream, None), stream) for key in keys}
 
         begun = self._calls.scatter([self._key], self._buckets, begin)

@@ -38,6 +38,8 @@ class SnapshotLease:
         self._snapshots = dict(snapshots)
         self._duration_ms = duration_ms
         self._lost: UnknownLease | None = None
+        # By our own clock: by then it has ended for ZooKeeper, too, unless it was renewed.
+        self._ends_s = time.monotonic() + duration_ms / 1000
         self._renewal = Renewal(self._renew, duration_ms / 3000) if renew else None
 
     @property
@@ -47,15 +49,22 @@ class SnapshotLease:
         return dict(self._snapshots)
 
     def check(self) -> None:
-        """Raise UnknownLease if the lease is known to be gone: what it held may be gone, too."""
+        """Raise UnknownLease if the lease must be over: what it held may be gone, too."""
         if self._lost is not None:
             raise self._lost
+        if time.monotonic() > self._ends_s:
+            raise UnknownLease(
+                f"lease `{self.lease_id}` was not renewed for {self._duration_ms / 1000:g} s and "
+                "has expired; acquire it again, with the latest snapshots"
+            )
 
     def renew(self, duration_ms: int | None = None) -> None:
         """Start the duration anew, or another one; UnknownLease if the lease is gone or expired."""
         duration_ms = duration_ms or self._duration_ms
+        began_s = time.monotonic()
         self._coordinator().leases.renew(self._table_id, self.lease_id, duration_ms)
         self._duration_ms = duration_ms
+        self._ends_s = began_s + duration_ms / 1000
 
     def release(self, buckets: Iterable[BucketKey]) -> None:
         """Give up what was read; with the last bucket the lease goes."""

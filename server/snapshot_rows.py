@@ -8,7 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from locks import BucketKey, ListedSnapshot
-from merge_engine import Column, ObjectStorage, SnapshotStorage
+from merge_engine import (
+    Column,
+    MissingSnapshot,
+    ObjectStorage,
+    OffsetOutOfRange,
+    SnapshotStorage,
+)
+from merge_engine.errors import Corrupt
 from merge_engine.log import Log
 from recovery.scan import BucketScan, open_snapshot_scan
 from server.definitions import ClusterTable
@@ -71,14 +78,21 @@ class SnapshotRows:
     def _open(self) -> BucketScan:
         self._check()
         self._directory = Path(tempfile.mkdtemp(prefix="tallybook-snapshot-"))
+        try:
+            self._scan = self._download(self._directory / "view")
+        except (Corrupt, MissingSnapshot, OffsetOutOfRange):
+            self._check()  # Rather than damaged, it is gone with its lease.
+            raise
+        return self._scan
+
+    def _download(self, view: Path) -> BucketScan:
         snapshots = SnapshotStorage(self._storage.child(SNAPSHOTS))
         manifest = snapshots.manifest(self._snapshot.snapshot_id, self._snapshot.term)
-        snapshots.restore(manifest, self._directory / "view")
-        self._scan = open_snapshot_scan(
-            self._directory / "view",
+        snapshots.restore(manifest, view)
+        return open_snapshot_scan(
+            view,
             log=Log(self._storage),
             stable=manifest.stable,
             history=self._table.history,
             committed=self._committed,
         )
-        return self._scan

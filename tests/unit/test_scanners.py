@@ -15,6 +15,7 @@ from recovery.scan import BucketScan, ScannedBatch
 from server.errors import TooManyScanners, UnknownOrExpiredScannerError
 from server.limits import ScannerLimits
 from server.scanners import Scanner, Scanners
+from server.table_scan import TableScan
 
 HERE, THERE = (LeadKey(1, BucketKey(0, number)) for number in (0, 1))
 DEADLINE_S = 20.0
@@ -340,3 +341,35 @@ def test_shutdown_ends_all_sessions() -> None:
     scanners.shutdown()
     assert [scan.closed for scan in scans] == [1, 1]
     assert len(scanners) == 0
+
+
+# What a table's scan says of its buckets
+
+
+class RestartedRows:
+    """Rows whose leader moved before the first of them came: they stand at another offset."""
+
+    def __init__(self, rows: int) -> None:
+        self.offset = 5
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self.offset = 9
+        if self._rows:
+            yield pa.record_batch({"k": list(range(self._rows))})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_offsets_are_those_of_the_rows_that_came(rows: int) -> None:
+    bucket = HERE.key
+    schema = pa.schema([("k", pa.int64())])
+    scan = TableScan([bucket], schema, lambda _key, _limit: RestartedRows(rows))
+    for _ in scan:
+        assert scan.offsets == {bucket: 9}
+    assert scan.offsets == {bucket: 9}
+    whole = TableScan([bucket], schema, lambda _key, _limit: RestartedRows(rows))
+    assert whole.to_arrow().num_rows == rows
+    assert whole.offsets == {bucket: 9}
