@@ -2,7 +2,8 @@
 
 A failpoint is one dictionary look-up when nothing is armed. `arm` hooks a callable into this
 process; the environment variable TALLYBOOK_FAILPOINT (`name` or `name:n`, the n-th visit) kills
-the process with SIGKILL, which is how the crash tests stop a child exactly there.
+the process with SIGKILL, which is how the crash tests stop a child exactly there; `name:n:pause`
+pauses it with SIGSTOP, as long as nobody wakes it.
 """
 
 import os
@@ -32,15 +33,15 @@ def arm(name: str, action: Callable[[], None]) -> Iterator[None]:
         del _armed[name]
 
 
-def kill_on_visit(visit: int = 1) -> Callable[[], None]:
-    """Return an action that ends this process with SIGKILL on the given visit."""
+def kill_on_visit(visit: int = 1, how: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """Return an action that ends this process with SIGKILL, or another signal, on this visit."""
     remaining = visit
 
     def action() -> None:
         nonlocal remaining
         remaining -= 1
         if remaining == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), how)
 
     return action
 
@@ -48,8 +49,9 @@ def kill_on_visit(visit: int = 1) -> Callable[[], None]:
 def _arm_from_environment() -> None:
     setting = os.environ.get(ENVIRONMENT_VARIABLE)
     if setting:
-        name, _, visit = setting.partition(":")
-        _armed[name] = kill_on_visit(int(visit or 1))
+        name, visit, how = (*setting.split(":"), "", "")[:3]
+        signal_sent = signal.SIGSTOP if how == "pause" else signal.SIGKILL
+        _armed[name] = kill_on_visit(int(visit or 1), signal_sent)
 
 
 _arm_from_environment()

@@ -211,7 +211,8 @@ class Log:
         start is marked, then segments go: killed in between, the next call finishes. A former
         leader that did not know of us may have cleaned, too: its mark counts as ours.
         """
-        self.start = start = max(self.start, _marked_start(self._storage.names()))
+        self._take_marked_start()
+        start = self.start
         for header in self.headers(self.start, before):
             too_young = older_than_ms is not None and header.timestamp_ms >= older_than_ms
             if header.end_offset > before or too_young:
@@ -225,6 +226,14 @@ class Log:
             hit("clean.marked")
         self._delete_below(self.start)
         return self.start
+
+    def _take_marked_start(self) -> None:
+        names = self._storage.names()
+        marked = _marked_start(names)
+        if marked > self.start:
+            left = set(names)
+            self._bases = [b for b in self._bases if b >= marked or segment_name(b) in left]
+            self.start = marked
 
     def _delete_below(self, start: int) -> None:
         below = [base for base in self._bases if base < start]

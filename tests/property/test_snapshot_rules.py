@@ -60,7 +60,8 @@ def without_claim(patch: pytest.MonkeyPatch) -> None:
 
     def update(self: SnapshotLists, listed: SnapshotList, change: Any, *_: object) -> SnapshotList:
         found = self.read(listed.key)
-        changed = replace(change(found), term=max(found.term, listed.term))
+        changed: SnapshotList = change(found)
+        changed = replace(changed, term=max(found.term, listed.term))
         assert found.version is not None
         path = snapshot_list_path(found.key.table_id, *found.key.key)
         self._store.transact([Write(path, encode_list(changed), found.version)])

@@ -1,0 +1,474 @@
+"""What a server does by itself: snapshots in their time and on demand, and what was dropped."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from locks import BucketKey, Coordinator, LeadKey, MemoryCoordination, Table
+from locks.leases import SHORTEST_LEASE_MS
+from merge_engine import BucketOptions
+from merge_engine.errors import StorageUnavailable
+from merge_engine.failpoints import arm
+from merge_engine.schema_builder import SchemaBuilder
+from merge_engine.snapshot import SnapshotStorage
+from recovery.errors import NotLeader
+from recovery.snapshots import SnapshotKeeper
+from server import wire
+from server.config import SnapshotConfig
+from server.definitions import ClusterTable, define
+from server.dropped import Janitor
+from server.errors import ServerUnavailable
+from server.hosting import Hosting
+from server.maintenance import Maintenance
+from server.metrics import Metrics
+from server.requests import Requests
+from server.snapshot_lease import hold_latest
+from tests.buckets import add
+from tests.conftest import SUMS
+from tests.snapshot_world import Crash, InMemorySession, MemoryStorage
+
+INTERVAL_S = 100.0
+
+
+class Server:
+    """One server's hosting and maintenance, over coordination and objects in memory."""
+
+    def __init__(self, memory: MemoryCoordination, logs: MemoryStorage, views: Path) -> None:
+        self.logs, self.now_s = logs, 0.0
+        self.coordinator = Coordinator(memory.connect())
+        self.server = self.coordinator.register_server(f"127.0.0.1:{views.name[-1]}")
+        session = InMemorySession(self.coordinator, self.server.name)
+        self.hosting = Hosting(logs, views, BucketOptions())
+        self.metrics = Metrics()
+        self.janitor = Janitor(logs, session)
+        self.maintenance = Maintenance(
+            Requests(self.hosting, session),
+            self.janitor,
+            self.metrics,
+            SnapshotConfig(interval_s=INTERVAL_S, log_ttl_s=0),
+            clock_s=lambda: self.now_s,
+        )
+
+    def lead(self, table: Table, *numbers: int, partition: int = 0) -> None:
+        self.hosting.set_table(ClusterTable(table))
+        keys = [LeadKey(table.table_id, BucketKey(partition, number)) for number in numbers]
+        self.coordinator.take_lead(self.server, keys)
+        for key in keys:
+            self.hosting.open(key)
+
+    def let_go(self, *keys: LeadKey) -> None:
+        for key in keys:
+            self.hosting.drop(key)
+        self.coordinator.give_up_lead(self.server, keys)
+
+    def look(self, after_s: float = 0.0) -> None:
+        self.now_s += after_s
+        self.maintenance.look()
+
+    def snapshots(self, table: Table) -> dict[int, list[int]]:
+        """Return the listed ids, by the numbers of the buckets that are led."""
+        return {
+            key.key.number: [one.snapshot_id for one in self.coordinator.snapshots.read(key).listed]
+            for key in sorted(self.hosting.led())
+            if key.table_id == table.table_id
+        }
+
+    def put(self, table: Table, number: int, partition: int = 0) -> None:
+        key = LeadKey(table.table_id, BucketKey(partition, number))
+        add(self.hosting.get(key).bucket, [number], [1])
+
+
+@pytest.fixture
+def memory() -> MemoryCoordination:
+    return MemoryCoordination()
+
+
+@pytest.fixture
+def server(memory: MemoryCoordination, tmp_path: Path) -> Iterator[Server]:
+    made = Server(memory, MemoryStorage(), tmp_path / "views-1")
+    yield made
+    made.hosting.close_all()
+
+
+@pytest.fixture
+def table(server: Server) -> Table:
+    definition = define(SUMS, 3, column_locks=False, options={})
+    return server.coordinator.create_table("sums", definition)
+
+
+def request(table: Table, *buckets: tuple[int, int]) -> pa.Buffer:
+    fields = {
+        "table": table.table_id,
+        "schema_version": 1,
+        "buckets": [list(bucket) for bucket in buckets],
+    }
+    return pa.py_buffer(wire.encode(fields))
+
+
+def test_snapshots_are_taken_once_per_interval_and_not_all_at_once(
+    server: Server, table: Table
+) -> None:
+    server.lead(table, 0, 1, 2)
+    for number in range(3):
+        server.put(table, number)
+    server.look()
+    server.look(0.89 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [], 1: [], 2: []}
+    server.look(0.22 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [1], 1: [1], 2: [1]}
+    dues = {kept.due_s for kept in server.maintenance._kept.values()}
+    assert len(dues) == 3
+    server.put(table, 1)
+    server.look(0.5 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [1], 1: [1], 2: [1]}
+    server.look(0.61 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [1], 1: [1, 2], 2: [1]}, "only where there is news"
+
+
+def test_one_on_demand_is_taken_at_once_and_the_next_is_due_an_interval_later(
+    server: Server, table: Table
+) -> None:
+    server.lead(table, 0, 1)
+    server.put(table, 0)
+    server.look()
+    server.now_s += 0.8 * INTERVAL_S
+    answer = server.maintenance.answer(request(table, (0, 0)))
+    assert answer["snapshots"] == [1]
+    assert server.snapshots(table) == {0: [1], 1: []}
+    server.put(table, 0)
+    server.look(0.31 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [1], 1: [1]}
+    server.look(0.8 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [1, 2], 1: [1]}
+
+
+def test_the_log_behind_the_snapshots_is_cleaned(server: Server, table: Table) -> None:
+    server.lead(table, 0)
+    key = LeadKey(table.table_id, BucketKey(0, 0))
+    for _ in range(3):
+        server.put(table, 0)
+        server.maintenance.answer(request(table, (0, 0)))
+    oldest = server.coordinator.snapshots.read(key).kept[0]
+    assert server.hosting.get(key).bucket.start_offset <= oldest.stable
+    server.now_s += 0.001
+    server.put(table, 0)
+    server.maintenance.answer(request(table, (0, 0)))
+    assert server.hosting.get(key).bucket.start_offset > 0
+
+
+def test_a_bucket_that_is_not_led_here_is_not_taken(server: Server, table: Table) -> None:
+    server.lead(table, 0)
+    with pytest.raises(NotLeader):
+        server.maintenance.answer(request(table, (0, 1)))
+
+
+def failing(for_bucket: int, error: Exception) -> Callable[..., Any]:
+    real = SnapshotKeeper.take
+
+    def take(keeper: SnapshotKeeper) -> Any:
+        if keeper._key.key.number == for_bucket:
+            raise error
+        return real(keeper)
+
+    return take
+
+
+@pytest.mark.parametrize(
+    "error", [StorageUnavailable("unreachable"), OSError("disk"), RuntimeError("bug")], ids=repr
+)
+def test_what_fails_for_one_bucket_stops_no_other_and_is_not_tried_all_the_time(
+    server: Server,
+    table: Table,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.lead(table, 0, 1, 2)
+    for number in range(3):
+        server.put(table, number)
+    server.look()
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(SnapshotKeeper, "take", failing(0, error))
+        server.look(1.11 * INTERVAL_S)
+        server.look(1)
+    assert server.snapshots(table) == {0: [], 1: [1], 2: [1]}
+    assert server.metrics.values()["tallybook_snapshot_failures_total"] == 1
+    assert "have to wait" in caplog.text
+    server.look(1.11 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [1], 1: [1], 2: [1]}
+
+
+def test_a_clean_up_that_fails_is_not_tried_all_the_time(
+    server: Server, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.lead(table, 0)
+    server.put(table, 0)
+    server.maintenance.answer(request(table, (0, 0)))
+    calls: list[None] = []
+
+    def unreachable(*_: object, **__: object) -> None:
+        calls.append(None)
+        raise StorageUnavailable("unreachable")
+
+    kept = server.maintenance._kept[LeadKey(table.table_id, BucketKey(0, 0))]
+    kept.keeper._unswept = True
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotStorage, "sweep", unreachable)
+        for _ in range(10):
+            server.look(0.5)
+        assert len(calls) == 1
+        server.look(10)
+        assert len(calls) == 2
+    server.look(10)
+    assert not kept.keeper.has_surplus
+
+
+def test_a_bucket_that_is_closed_meanwhile_is_passed_over_quietly(
+    server: Server, table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.lead(table, 0, 1)
+    for number in range(2):
+        server.put(table, number)
+    server.look()
+    server.hosting.get(LeadKey(table.table_id, BucketKey(0, 0))).bucket.close()
+    with caplog.at_level(logging.WARNING):
+        server.look(1.11 * INTERVAL_S)
+    assert server.snapshots(table) == {0: [], 1: [1]}
+    assert not caplog.records
+
+
+def test_a_leader_that_was_superseded_lets_go_quietly(
+    memory: MemoryCoordination,
+    server: Server,
+    table: Table,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.lead(table, 0)
+    server.put(table, 0)
+    server.maintenance.answer(request(table, (0, 0)))
+    successor = Server(memory, server.logs, tmp_path / "views-2")
+    successor.hosting.set_table(ClusterTable(table))
+    key = LeadKey(table.table_id, BucketKey(0, 0))
+    listed = server.coordinator.snapshots.read(key).listed
+    successor.hosting.open(key, lambda: [(one.snapshot_id, one.term) for one in listed])
+    successor.look()
+    successor.maintenance.answer(request(table, (0, 0)))
+    with caplog.at_level(logging.WARNING):
+        server.look(1.11 * INTERVAL_S)
+    assert server.hosting.get(key).bucket.deposed
+    assert not caplog.records
+    successor.hosting.close_all()
+
+
+def test_what_a_lease_held_is_freed_at_the_next_look(
+    memory: MemoryCoordination, server: Server, table: Table
+) -> None:
+    server.lead(table, 0)
+    key = LeadKey(table.table_id, BucketKey(0, 0))
+    for number in range(4):
+        server.put(table, 0)
+        server.maintenance.answer(request(table, (0, 0)))
+        if number == 0:
+            server.coordinator.leases.acquire(table.table_id, "a", {key.key: 1}, SHORTEST_LEASE_MS)
+    server.look(1)
+    assert [one.snapshot_id for one in server.coordinator.snapshots.read(key).kept] == [1, 3, 4]
+    memory.advance(SHORTEST_LEASE_MS)
+    server.look(1)
+    assert [one.snapshot_id for one in server.coordinator.snapshots.read(key).kept] == [3, 4]
+
+
+# What was dropped
+
+
+def test_the_files_of_a_dropped_table_wait_for_its_leaders(server: Server, table: Table) -> None:
+    server.lead(table, 0, 1)
+    keys = list(server.hosting.led())
+    server.maintenance.answer(request(table, (0, 0)))
+    server.coordinator.drop_table(table)
+    server.janitor.look()
+    assert server.logs.objects.now
+    server.let_go(keys[0])
+    server.janitor.look()
+    path = ClusterTable(table).path(keys[0].key)
+    assert not any(name.startswith(f"{path}/") for name in server.logs.objects.now)
+    assert server.logs.objects.now
+    assert server.coordinator.dropped_tables()
+    server.let_go(keys[1])
+    server.janitor.look()
+    assert not server.logs.objects.now
+    assert not server.coordinator.dropped_tables()
+
+
+def test_they_wait_for_its_leases_and_keep_nothing_else(
+    memory: MemoryCoordination, server: Server, table: Table
+) -> None:
+    server.lead(table, 0, 1)
+    keys = list(server.hosting.led())
+    for number in range(2):
+        for bucket in range(2):
+            server.put(table, bucket)
+        server.maintenance.answer(request(table, (0, 0), (0, 1)))
+        if number == 0:
+            server.coordinator.leases.acquire(
+                table.table_id, "a", {keys[0].key: 1}, SHORTEST_LEASE_MS
+            )
+    (first, _) = server.coordinator.snapshots.read(keys[0]).kept
+    server.coordinator.drop_table(table)
+    server.let_go(*keys)
+    server.janitor.look()
+    logs = server.logs.child(ClusterTable(table).path(keys[0].key))
+    storage = SnapshotStorage(logs.child("snapshots"))
+    manifest = storage.manifest(first.snapshot_id, first.term)
+    needed = {file.object_name for file in manifest.files} | {manifest.object_name}
+    assert set(logs.child("snapshots").names()) == needed
+    assert logs.names(), "the log goes with the snapshot"
+    other = server.logs.child(ClusterTable(table).path(keys[1].key))
+    assert not other.names()
+    assert not other.child("snapshots").names()
+    memory.advance(SHORTEST_LEASE_MS)
+    server.janitor.look()
+    assert not server.logs.objects.now
+    assert not server.coordinator.dropped_tables()
+
+
+def test_a_crash_before_it_is_forgotten_is_made_up_for(server: Server, table: Table) -> None:
+    server.lead(table, 0)
+    server.put(table, 0)
+    server.coordinator.drop_table(table)
+    server.let_go(*server.hosting.led())
+
+    def crash() -> None:
+        raise Crash
+
+    with pytest.raises(Crash), arm("dropped.deleted", crash):
+        server.janitor.look()
+    assert server.coordinator.dropped_tables()
+    server.janitor.look()
+    assert not server.coordinator.dropped_tables()
+    assert not server.logs.objects.now
+
+
+def test_what_cannot_be_deleted_now_keeps_nothing_else(
+    server: Server, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = server.coordinator.create_table(
+        "other", define(SUMS, 1, column_locks=False, options={})
+    )
+    for one in (table, other):
+        server.lead(one, 0)
+        server.put(one, 0)
+        server.coordinator.drop_table(one)
+    server.let_go(*server.hosting.led())
+    bad = ClusterTable(table).path(BucketKey(0, 0))
+    real = MemoryStorage.delete
+
+    def delete(storage: MemoryStorage, names: list[str]) -> None:
+        if storage.prefix.startswith(bad) and names:
+            raise StorageUnavailable("unreachable")
+        real(storage, names)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStorage, "delete", delete)
+        server.janitor.look()
+    assert [one.table.name for one in server.coordinator.dropped_tables()] == ["sums"]
+    server.janitor.look()
+    assert not server.logs.objects.now
+
+
+def test_only_the_first_of_the_servers_deletes(
+    memory: MemoryCoordination, server: Server, table: Table, tmp_path: Path
+) -> None:
+    second = Server(memory, server.logs, tmp_path / "views-2")
+    server.lead(table, 0)
+    server.coordinator.drop_table(table)
+    server.let_go(*server.hosting.led())
+    first, other = sorted([server, second], key=lambda one: one.server.name)
+    other.janitor.look()
+    assert server.logs.objects.now
+    first.janitor.look()
+    assert not server.logs.objects.now
+
+
+def test_a_dropped_partition_goes_and_the_others_stay(server: Server) -> None:
+    schema = (
+        SchemaBuilder()
+        .column("day", pa.int64())
+        .column("k", pa.int64())
+        .agg_column("a", pa.int64(), "sum")
+        .primary_key("day", "k")
+        .partitioned_by("day")
+        .build()
+    )
+    table = server.coordinator.create_table(
+        "days", define(schema, 1, column_locks=False, options={})
+    )
+    ids = [server.coordinator.create_partition(table, key) for key in (b"1", b"2")]
+    for partition in ids:
+        server.lead(table, 0, partition=partition)
+        server.maintenance.answer(request(table, (partition, 0)))
+    keys = sorted(server.hosting.led())
+    server.coordinator.drop_partition(table, b"1")
+    server.let_go(keys[0])
+    server.janitor.look()
+    paths = [ClusterTable(table).path(key.key) for key in keys]
+    assert not any(name.startswith(f"{paths[0]}/") for name in server.logs.objects.now)
+    assert any(name.startswith(f"{paths[1]}/snapshots/") for name in server.logs.objects.now)
+    assert server.coordinator.dropped_partitions(table) == []
+    assert server.coordinator.snapshots.read(keys[0]).version is None
+    server.look()
+
+
+# Leasing the latest
+
+
+def test_a_lease_that_expires_while_others_are_taken_is_asked_for_again(
+    memory: MemoryCoordination, server: Server, table: Table
+) -> None:
+    """The last bucket has no snapshot, and taking one lasts longer than the lease."""
+    server.lead(table, 0, 1, 2)
+    server.maintenance.answer(request(table, (0, 0), (0, 1)))
+    keys = [key.key for key in sorted(server.hosting.led())]
+    asked: list[list[BucketKey]] = []
+
+    def take(buckets: Sequence[BucketKey]) -> None:
+        asked.append(list(buckets))
+        if len(asked) > 1:  # At first there is none after all, and the others are held by then.
+            memory.advance(2 * SHORTEST_LEASE_MS)
+            server.maintenance.answer(request(table, (0, 2)))
+
+    held = hold_latest(
+        lambda: server.coordinator,
+        table.table_id,
+        "a",
+        keys,
+        SHORTEST_LEASE_MS,
+        take=take,
+        deadline_s=10,
+    )
+    assert asked == [keys[2:], keys[2:]]
+    (lease,) = server.coordinator.leases.all(table.table_id)
+    assert lease.live
+    assert dict(lease.snapshots) == {key: one.snapshot_id for key, one in held.items()}
+    assert set(held) == set(keys)
+
+
+def test_where_no_snapshot_can_be_had_it_says_so_and_how_long_it_tried(
+    server: Server, table: Table
+) -> None:
+    server.lead(table, 0)
+    with pytest.raises(ServerUnavailable, match="1 buckets have no snapshot that could be held"):
+        hold_latest(
+            lambda: server.coordinator,
+            table.table_id,
+            "a",
+            [BucketKey(0, 0)],
+            SHORTEST_LEASE_MS,
+            take=lambda _: None,
+            deadline_s=0.05,
+        )
+    assert server.coordinator.leases.all(table.table_id) == []
