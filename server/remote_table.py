@@ -378,7 +378,8 @@ class RemoteTable:
     def snapshot(self, buckets: Sequence[BucketKey] | None = None) -> dict[BucketKey, int]:
         """Have snapshots taken now, of these buckets or all; return the ids of the latest."""
         wanted = chosen_buckets(self.bucket_keys(), buckets)
-        answers, _ = self.call("snapshot", {}, {key: [] for key in wanted}, answer="snapshots")
+        rows: dict[BucketKey, list[int]] = {key: [] for key in wanted}
+        answers, _ = self.call("snapshot", {}, rows, answer="snapshots", check_partitions=True)
         return answers
 
     def snapshots(self) -> dict[BucketKey, tuple[ListedSnapshot, ...]]:
@@ -501,10 +502,12 @@ class RemoteTable:
         *,
         answer: str,
         patient: bool = True,
+        check_partitions: bool = False,
     ) -> tuple[dict[BucketKey, Any], frozenset[str]]:
         """Call an action for many buckets, once per server.
 
         Returns what `answer` says of each bucket, and the sessions of the servers that answered.
+        `check_partitions`: PartitionGone for a bucket that nobody leads because it is no more.
         """
         table = self._table
         sessions: set[str] = set()
@@ -519,7 +522,13 @@ class RemoteTable:
             return dict(zip(keys, reply.get(answer, list), strict=True))
 
         keys = [LeadKey(self.table_id, key) for key in rows]
-        results = self._access.calls.scatter(keys, table.buckets, send, patient=patient)
+        results = self._access.calls.scatter(
+            keys,
+            table.buckets,
+            send,
+            patient=patient,
+            check_moved=self._check_partitions if check_partitions else None,
+        )
         return {key.key: result for key, result in results.items()}, frozenset(sessions)
 
     def _request(
