@@ -2,60 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
-from locks import BucketKey, Coordinator, LeadKey, ListedSnapshot, TableAltered
+from locks import BucketKey, LeadKey, TableAltered
 from merge_engine import (
     AggFunction,
     AggMode,
     InvalidInput,
-    ObjectStorage,
     PutResult,
     Schema,
     Token,
 )
 from merge_engine.batch import read_keys
 from merge_engine.local import OPERATION
-from merge_engine.routing import Route, gather, partition_key, partition_rows, route
+from merge_engine.routing import Route, partition_key, partition_rows, route
 from merge_engine.table import Data, as_arrow, as_deletes
 from recovery.errors import NotFenced
 from recovery.guard import Writer
 from recovery.writer import TableWriter
-from server import wire
-from server.calls import Calls
-from server.changelog import Changelog
 from server.definitions import ClusterTable, evolved
-from server.errors import PartitionGone
-from server.outgoing import as_one_table, rows_of, to_messages
-from server.requests import COMMITTED, LATEST
-from server.scan_sources import LogRows, live_rows, log_schema, row_schema, snapshot_rows
-from server.snapshot_lease import SnapshotLease, hold_latest
-from server.table_scan import ScanSource, TableScan, chosen_buckets
-
-
-class Access(Protocol):
-    """What a table needs of its cluster."""
-
-    @property
-    def coordinator(self) -> Coordinator:
-        """The coordinator, over this client's session."""
-
-    @property
-    def calls(self) -> Calls:
-        """The calls to servers."""
-
-    def storage(self) -> ObjectStorage:
-        """The object store that has the cluster's logs and snapshots."""
-
-    def writer(
-        self, table: "RemoteTable", *, owner_id: str, columns: Sequence[str], **settings: Any
-    ) -> TableWriter:
-        """Return a writer of these columns."""
-
-    def close(self) -> None:
-        """End the connection."""
+from server.outgoing import as_one_table, to_messages
+from server.table_reads import TableReads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,44 +52,12 @@ class _Part:
     term: int
 
 
-class RemoteTable:
+class RemoteTable(TableReads):
     """A table on servers. Safe for threads; made by `Cluster.table` and `Cluster.create_table`.
 
     A put is one atomic commit per bucket, and all buckets of one server try the merge before the
     first of them writes. Calls find the leaders by themselves and wait for one that moves.
     """
-
-    def __init__(self, access: Access, table: ClusterTable) -> None:
-        self._access = access
-        self._table = table
-        self._partitions: dict[bytes, int] = {}
-        if not table.schema.partition_by:
-            self._partitions = {b"": 0}
-
-    @property
-    def name(self) -> str:
-        """The table's name."""
-        return self._table.name
-
-    @property
-    def table_id(self) -> int:
-        """The id of this table; another one of the same name has another."""
-        return self._table.table_id
-
-    @property
-    def schema(self) -> Schema:
-        """The schema as this client last saw it."""
-        return self._table.schema
-
-    @property
-    def buckets(self) -> int:
-        """How many buckets each partition has."""
-        return self._table.buckets
-
-    @property
-    def definition(self) -> ClusterTable:
-        """The table as the coordinator defines it, as this client last saw it."""
-        return self._table
 
     def writer(self, *, owner_id: str, columns: Sequence[str], **settings: Any) -> TableWriter:
         """Return a writer that holds a lock on these columns and writes each batch exactly once.
@@ -132,10 +69,6 @@ class RemoteTable:
     def close(self) -> None:
         """End the connection to the cluster: for a table that was unpickled with its own."""
         self._access.close()
-
-    def refresh(self) -> None:
-        """Look again at the definition: others may have altered it."""
-        self._table = ClusterTable(self._access.coordinator.table_by_id(self.table_id))
 
     # --- Writing --------------------------------------------------------------------------------
 
@@ -252,181 +185,6 @@ class RemoteTable:
         answers, _ = self.call("undo", fields, rows, answer="results")
         return {key: to_result(answer) for key, answer in answers.items()}
 
-    # --- Reading --------------------------------------------------------------------------------
-
-    def lookup(
-        self, keys: Data, columns: Sequence[str] | None = None, *, isolation: str = LATEST
-    ) -> pa.Table:
-        """Return the keys and their values, in the order asked; nulls where absent.
-
-        `isolation`: "latest" shows all that was written; "committed" masks what a column lock's
-        holder has not committed yet.
-        """
-        table = self._table
-        schema = table.schema
-        key_columns = read_keys(as_arrow(keys, schema), schema)
-        chosen = schema.values(columns)
-        routes = route(schema, key_columns, table.buckets)
-        known = [
-            (key, target)
-            for target in routes
-            for key in [self._find_lead_key(target)]
-            if key is not None
-        ]
-        key_schema = pa.schema([(column.name, column.type) for column in schema.key_columns])
-        wanted = {
-            key: pa.record_batch(
-                rows_of(key_columns, target, whole=len(routes) == 1),
-                schema=key_schema,
-            )
-            for key, target in known
-        }
-        value_schema = pa.schema([(column.name, column.type) for column in chosen])
-        request = {"columns": [column.id for column in chosen], "isolation": _isolation(isolation)}
-
-        def look(
-            address: str, keys: Sequence[LeadKey], timeout_s: float
-        ) -> Mapping[LeadKey, pa.RecordBatch]:
-            fields = self._fields(table, request, [[*key.key] for key in keys])
-            body = wire.frame(fields, key_schema, [wanted[key] for key in keys])
-            answer = self._access.calls.connections.action(address, "lookup", body, timeout_s)
-            return dict(zip(keys, wire.read_answer(answer, value_schema), strict=True))
-
-        try:
-            found = self._access.calls.scatter(
-                list(wanted), table.buckets, look, check_moved=self._check_partitions
-            )
-        except PartitionGone:
-            return self.lookup(keys, columns, isolation=isolation)
-        values = gather(
-            len(key_columns[0]),
-            [target for _, target in known],
-            [found[key] for key, _ in known],
-            chosen,
-        )
-        fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
-        return pa.Table.from_arrays([*key_columns, *values], schema=pa.schema(fields))
-
-    def changelog(
-        self,
-        bucket: BucketKey,
-        from_offset: int = 0,
-        to_offset: int | None = None,
-        *,
-        isolation: str = COMMITTED,
-    ) -> "Changelog":
-        """Return a bucket's changes in [from, to) as records with finished values, to iterate.
-
-        "committed" ends at the last stable offset and leaves out what was undone.
-        """
-        return Changelog(
-            self._access.calls,
-            LeadKey(self.table_id, bucket),
-            self._table.buckets,
-            self._fields(
-                self._table,
-                {"to_offset": to_offset, "isolation": _isolation(isolation)},
-                [[*bucket]],
-            ),
-            from_offset,
-        )
-
-    def scan(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        source: ScanSource = ScanSource.LIVE_KV,
-        isolation: str = COMMITTED,
-        limit: int | None = None,
-        buckets: Sequence[BucketKey] | None = None,
-        lease: SnapshotLease | None = None,
-        from_offsets: Mapping[BucketKey, int] | None = None,
-    ) -> TableScan:
-        """Return all rows of the table, or of these buckets, to iterate or take whole.
-
-        LIVE_KV reads the leaders' rows; SNAPSHOT those that `lease` holds, from the object store;
-        LOG has change records from `from_offsets` on (0 where nothing is said) instead of rows.
-        "committed" rows stand at each bucket's last stable offset.
-        """
-        table = self._table
-        chosen = table.schema.values(columns)
-        isolation = _isolation(isolation)
-        if (lease is not None) != (source is ScanSource.SNAPSHOT):
-            raise InvalidInput("a lease goes with source=ScanSource.SNAPSHOT, and that needs one")
-        if source is ScanSource.SNAPSHOT:
-            assert lease is not None
-            known = list(lease.snapshots)
-            opening = snapshot_rows(self._access.storage(), table, chosen, isolation, lease)
-            wanted = chosen_buckets(known, buckets)
-            return TableScan(wanted, row_schema(table, chosen), opening, limit=limit)
-        wanted = chosen_buckets(self.bucket_keys(), buckets)
-        if source is ScanSource.LOG:
-            if columns is not None:
-                raise InvalidInput("change records have the columns that changed: leave `columns`")
-            offsets = dict(from_offsets or {})
-
-            def changes(key: BucketKey, most: int | None) -> LogRows:
-                changelog = self.changelog(key, offsets.get(key, 0), isolation=isolation)
-                return LogRows(changelog, most)
-
-            return TableScan(wanted, log_schema(table), changes, limit=limit)
-        opening = live_rows(self._access.calls, table, chosen, isolation, self._check_partitions)
-        return TableScan(wanted, row_schema(table, chosen), opening, limit=limit)
-
-    # --- Snapshots and leases -------------------------------------------------------------------
-
-    def snapshot(self, buckets: Sequence[BucketKey] | None = None) -> dict[BucketKey, int]:
-        """Have snapshots taken now, of these buckets or all; return the ids of the latest."""
-        wanted = chosen_buckets(self.bucket_keys(), buckets)
-        rows: dict[BucketKey, list[int]] = {key: [] for key in wanted}
-        answers, _ = self.call("snapshot", {}, rows, answer="snapshots", check_partitions=True)
-        return answers
-
-    def snapshots(self) -> dict[BucketKey, tuple[ListedSnapshot, ...]]:
-        """Return the snapshots of each bucket that may be leased, the oldest first."""
-        keys = self.bucket_keys()
-        lists = self._access.coordinator.snapshots.read_many(self.table_id, keys)
-        return {key: found.listed for key, found in lists.items()}
-
-    def lease_latest(
-        self,
-        lease_id: str,
-        duration_s: float = 600.0,
-        *,
-        buckets: Sequence[BucketKey] | None = None,
-        renew: bool = True,
-        deadline_s: float = 60.0,
-    ) -> SnapshotLease:
-        """Lease the latest snapshot of each bucket, taken now where there is none.
-
-        It is renewed in the background, unless told otherwise, until it is dropped.
-        """
-        wanted = chosen_buckets(self.bucket_keys(), buckets)
-        duration_ms = int(duration_s * 1000)
-        held = hold_latest(
-            lambda: self._access.coordinator,
-            self.table_id,
-            lease_id,
-            wanted,
-            duration_ms,
-            take=self.snapshot,
-            deadline_s=deadline_s,
-        )
-        return SnapshotLease(
-            lambda: self._access.coordinator,
-            self.table_id,
-            lease_id,
-            held,
-            duration_ms,
-            renew=renew,
-        )
-
-    def end_offsets(self) -> dict[BucketKey, int]:
-        """Return where the log of each bucket ends."""
-        rows: dict[BucketKey, list[int]] = {key: [] for key in self.bucket_keys()}
-        answers, _ = self.call("ends", {}, rows, answer="ends")
-        return answers
-
     # --- Schema and partitions ------------------------------------------------------------------
 
     def add_column(
@@ -478,84 +236,6 @@ class RemoteTable:
             raise InvalidInput(f"there is no partition {values}")
         self._partitions.pop(key, None)
 
-    def bucket_keys(self) -> list[BucketKey]:
-        """Return all buckets of all partitions, as they are now."""
-        partitions = self._read_partitions()
-        return [
-            BucketKey(partitions[key], number)
-            for key in sorted(partitions)
-            for number in range(self.buckets)
-        ]
-
-    def _read_partitions(self) -> dict[bytes, int]:
-        if self.schema.partition_by:
-            self._partitions = self._access.coordinator.partitions(self._table.table)
-        return self._partitions
-
-    # --- Calls ----------------------------------------------------------------------------------
-
-    def call(
-        self,
-        action: str,
-        fields: Mapping[str, Any],
-        rows: Mapping[BucketKey, Sequence[int]],
-        *,
-        answer: str,
-        patient: bool = True,
-        check_partitions: bool = False,
-    ) -> tuple[dict[BucketKey, Any], frozenset[str]]:
-        """Call an action for many buckets, once per server.
-
-        Returns what `answer` says of each bucket, and the sessions of the servers that answered.
-        `check_partitions`: PartitionGone for a bucket that nobody leads because it is no more.
-        """
-        table = self._table
-        sessions: set[str] = set()
-
-        def send(address: str, keys: Sequence[LeadKey], timeout_s: float) -> dict[LeadKey, Any]:
-            buckets = [[*key.key, *rows[key.key]] for key in keys]
-            body = self._request(table, fields, buckets)
-            reply = wire.decode(
-                self._access.calls.connections.action(address, action, body, timeout_s)
-            )
-            sessions.add(reply.get("session", str))
-            return dict(zip(keys, reply.get(answer, list), strict=True))
-
-        keys = [LeadKey(self.table_id, key) for key in rows]
-        results = self._access.calls.scatter(
-            keys,
-            table.buckets,
-            send,
-            patient=patient,
-            check_moved=self._check_partitions if check_partitions else None,
-        )
-        return {key.key: result for key, result in results.items()}, frozenset(sessions)
-
-    def _request(
-        self, table: ClusterTable, fields: Mapping[str, Any], buckets: list[list[int]]
-    ) -> bytes:
-        return wire.encode(self._fields(table, fields, buckets))
-
-    def _fields(
-        self, table: ClusterTable, fields: Mapping[str, Any], buckets: list[list[int]]
-    ) -> dict[str, Any]:
-        return {
-            "table": table.table_id,
-            "schema_version": table.schema.version,
-            "buckets": buckets,
-            **fields,
-        }
-
-    def _check_partitions(self, keys: Sequence[LeadKey]) -> None:
-        """Raise PartitionGone if buckets have no leader because they are no more."""
-        if self.schema.partition_by:
-            there = set(self._read_partitions().values())
-            gone = sorted({key.key.partition for key in keys} - there)
-            if gone:
-                raise PartitionGone(
-                    f"the partitions with ids {gone} of table {self.name} were dropped meanwhile"
-                )
-
     def _lead_key(self, target: Route, *, create: bool) -> LeadKey:
         found = self._find_lead_key(target)
         if found is not None:
@@ -567,14 +247,6 @@ class RemoteTable:
         key = target.partition_key
         partition = self._access.coordinator.create_partition(self._table.table, key)
         self._partitions[key] = partition
-        return LeadKey(self.table_id, BucketKey(partition, target.bucket))
-
-    def _find_lead_key(self, target: Route) -> LeadKey | None:
-        if target.partition_key not in self._partitions:
-            self._read_partitions()
-        partition = self._partitions.get(target.partition_key)
-        if partition is None:
-            return None
         return LeadKey(self.table_id, BucketKey(partition, target.bucket))
 
 
@@ -606,9 +278,3 @@ def _mode(mode: AggMode) -> AggMode:
     except ValueError:
         names = ", ".join(f"{known.name} = {known.value}" for known in AggMode)
         raise InvalidInput(f"unknown agg mode {mode!r}; use one of {names}") from None
-
-
-def _isolation(isolation: str) -> str:
-    if isolation not in (COMMITTED, LATEST):
-        raise InvalidInput(f"isolation is 'committed' or 'latest', not {isolation!r}")
-    return isolation
