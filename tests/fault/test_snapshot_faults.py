@@ -44,12 +44,16 @@ from tests.fault.cluster_load import (
 )
 from tests.zookeeper_server import wait_until
 
-# In the first upload and a later one, around manifest and listing, and while files are deleted.
-TAKING = ["snapshot.before_file:4", "snapshot.manifest_created:2", "snapshot.listed:3"]
-FREEING = ["snapshot.before_delete:3", "snapshot.swept:4"]
+# In an upload, behind the listing, and while files are deleted; in a long run, at many more.
+TAKING = ["snapshot.before_file:4", "snapshot.listed:3"]
+FREEING = ["snapshot.before_delete:3"]
+SLEEPING = ["snapshot.manifest_created:1"]
 if LONGER:
     TAKING += ["snapshot.checkpointed:2", "snapshot.files_uploaded:5", "snapshot.before_file:30"]
+    TAKING += ["snapshot.manifest_created:2"]
     FREEING += ["snapshot.deleted", "snapshot.before_delete:1", "snapshot.deleted:12"]
+    FREEING += ["snapshot.swept:4"]
+    SLEEPING += ["snapshot.before_file:3", "snapshot.before_delete:1"]
 # Those of the keeper, at which `test_snapshot_keeper` crashes too, and of the janitor.
 ALL = {
     *("snapshot.checkpointed", "snapshot.listed", "snapshot.swept"),
@@ -225,10 +229,7 @@ def test_a_leased_snapshot_is_read_to_its_end_when_all_servers_are_killed(
     check_all(client, table, load.ledger, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "failpoint",
-    ["snapshot.before_file:3", "snapshot.manifest_created:1", "snapshot.before_delete:1"],
-)
+@pytest.mark.parametrize("failpoint", SLEEPING)
 def test_a_leader_that_sleeps_while_another_takes_over_neither_lists_nor_deletes(
     failpoint: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
