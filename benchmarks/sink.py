@@ -24,7 +24,8 @@ from recovery.writer import TableWriter
 from server.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 
-_BUCKETS = 4
+# One server and one bucket per core, as Spark has one task and one state store per core.
+_CORES = 2
 _COLUMNS = ("total", "highest", "events")
 _EMPTY_BATCHES = 12
 _DELTA_BATCHES = 3
@@ -44,12 +45,12 @@ def sink_vs_stateful(setting: Setting) -> Iterator[Figure]:
         work = Workload(keys, batch_rows=setting.batch_rows, string=False)
         source = _write_source(directory / "source", work, fill, measured)
         with ExitStack() as stack:
-            cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=1))
+            cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
             client = stack.enter_context(cluster.connect())
             spark = stack.enter_context(_spark(directory))
             # The first round is for the JVM to compile what it runs, of all three.
             for round_ in ("warm-up", "measured"):
-                client.create_table(round_, work.schema, buckets=_BUCKETS)
+                client.create_table(round_, work.schema, buckets=_CORES)
                 sink = AggregateSink(cluster.address, round_, columns=_COLUMNS)
                 run = partial(_run, fill=fill, checkpoints=directory / round_)
                 ours = run(_stream(spark, source).writeStream.foreachBatch(sink), "ours")
@@ -81,9 +82,9 @@ def sink_overhead(setting: Setting) -> Iterator[Figure]:
     directory = setting.directory / "overhead"
     work = Workload(setting.keys, batch_rows=setting.batch_rows, string=False)
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=1))
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
         client = stack.enter_context(cluster.connect())
-        client.create_table("bench", work.schema, buckets=_BUCKETS)
+        client.create_table("bench", work.schema, buckets=_CORES)
         spark = stack.enter_context(_spark(directory))
         frame = spark.createDataFrame([], "key BIGINT, total BIGINT, highest DOUBLE, events BIGINT")
         sink = AggregateSink(
@@ -114,9 +115,9 @@ def _undo(setting: Setting, directory: Path, work: Workload) -> Iterator[Figure]
     """A batch that fails after its puts is undone before the error is raised."""
     writes, undos = [], []
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "undo", servers=1))
+        cluster = stack.enter_context(LocalCluster(directory / "undo", servers=_CORES))
         client = stack.enter_context(cluster.connect())
-        table = client.create_table("bench", work.schema, buckets=_BUCKETS)
+        table = client.create_table("bench", work.schema, buckets=_CORES)
         writer = stack.enter_context(table.writer(owner_id="bench", columns=_COLUMNS))
         for number, batch in enumerate(work.fill()):
             writer.write(number, Rows(data=batch, columns=_COLUMNS))
@@ -165,9 +166,9 @@ def sink_vs_delta(setting: Setting) -> Iterator[Figure]:
     work = Workload(setting.large_keys, batch_rows=setting.batch_rows, string=False)
     path = str(directory / "table")
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=1))
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
         client = stack.enter_context(cluster.connect())
-        table = client.create_table("bench", load.schema, buckets=_BUCKETS)
+        table = client.create_table("bench", load.schema, buckets=_CORES)
         with table.writer(owner_id="bench", columns=_COLUMNS) as writer:
             for number, batch in enumerate(load.fill()):
                 writer.write(number, Rows(data=batch, columns=_COLUMNS))
@@ -274,14 +275,14 @@ def _spark(directory: Path) -> Iterator[Any]:
         "spark.driver.memory": "4g",
         "spark.local.dir": str(directory / "spark"),
         "spark.log.level": "ERROR",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": str(_CORES),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    session = SparkSession.builder.master(f"local[{_CORES}]").config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     try:
         yield session
