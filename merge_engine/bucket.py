@@ -21,7 +21,6 @@ from merge_engine.batch import read_batch, read_keys
 from merge_engine.errors import (
     Closed,
     CorruptView,
-    InvalidInput,
     LogGap,
     OffsetOutOfRange,
     UnknownColumn,
@@ -37,6 +36,7 @@ from merge_engine.schema import Column
 from merge_engine.segment import AggMode, Segment, SegmentHeader, SegmentKind, Token
 from merge_engine.storage import ObjectStorage
 from merge_engine.stored import SchemaHistory, StoredRows, finished
+from merge_engine.tokens import check_writer
 from merge_engine.undo import undo_updates
 from merge_engine.view import AppliedToken, View
 
@@ -196,7 +196,7 @@ class Bucket:
         A token that was applied before gives its result right away. Call it within `exclusive`,
         and `commit` in the same block or not at all.
         """
-        _check_writer(owner, token)
+        check_writer(owner, token)
         self._catch_up()
         last = None if token is None else self._view.token(owner)
         if last is not None and last.token == token:
@@ -506,23 +506,3 @@ class Bucket:
             touched[:, positions[column]] = change.touched_after
             states[positions[column]] = change.after
         return StoredRows(touched, states)
-
-
-def _check_writer(owner: str, token: Token | None) -> None:
-    """Raise for what the log would take and nobody could ever apply."""
-    if not isinstance(owner, str) or not _is_text(owner):
-        raise InvalidInput(f"an owner is a text, not {owner!r}")
-    numbers = token if isinstance(token, Token) else ()
-    good = len(numbers) == 2 and all(type(n) is int and 0 <= n < 2**63 for n in numbers)
-    if token is not None and not good:
-        raise InvalidInput(
-            f"a token is Token(epoch, batch), two whole numbers from 0 on, not {token!r}"
-        )
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # A lone surrogate.
-        return False
-    return True
