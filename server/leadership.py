@@ -15,6 +15,7 @@ from locks import (
     BucketKey,
     CoordinationError,
     Coordinator,
+    CorruptRecord,
     LeadKey,
     Server,
     SessionLost,
@@ -147,7 +148,11 @@ class Leadership:
 
     def _snapshots(self, key: LeadKey) -> list[tuple[int, int]]:
         """Return the ids and terms of a bucket's snapshots, the latest first."""
-        listed = self._coordinator.snapshots.read(key).listed
+        try:
+            listed = self._coordinator.snapshots.read(key).listed
+        except CorruptRecord as exc:  # It must not keep the server from its other buckets.
+            logger.warning("no snapshot of bucket %s can be found: %s", key, exc)
+            return []
         return [(one.snapshot_id, one.term) for one in reversed(listed)]
 
     def _hand_over(self, keys: Sequence[LeadKey]) -> None:

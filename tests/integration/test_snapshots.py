@@ -15,6 +15,8 @@ import pyarrow as pa
 import pytest
 
 from locks import BucketKey, EmbeddedZooKeeper, LeadKey, UnknownLease
+from locks.paths import snapshot_list_path
+from locks.store import Write
 from merge_engine import InvalidInput, SchemaBuilder
 from merge_engine.failpoints import arm
 from recovery.access import Rows as WriterRows
@@ -185,6 +187,25 @@ def test_a_view_that_is_older_than_the_log_is_restored(scene: Scene) -> None:
     (scene.directory / "old").rename(scene.views)
     with scene.run() as (_, client):
         assert rows(client.table("sums")) == all_of(5)
+
+
+def test_a_damaged_list_keeps_no_bucket_from_its_log(scene: Scene) -> None:
+    config = SnapshotConfig(interval_s=3600)
+    with scene.run(config) as (_, client):
+        table = create(client)
+        put(table)
+        table.snapshot()
+        store = client.coordinator.store
+        path = snapshot_list_path(table.table_id, 0, 0)
+        node = store.read(path)
+        assert node is not None
+        store.transact([Write(path, node.data[:-1], node.version)])
+    shutil.rmtree(scene.views)
+    with scene.run(config) as (_, client):
+        table = client.table("sums")
+        assert rows(table) == all_of(1)
+        put(table)
+        assert rows(table) == all_of(2)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone", "manifest"])
