@@ -112,9 +112,10 @@ def steps(chance: random.Random, recovery: str) -> list[str]:
     of_batches = IN_A_BATCH + (IN_A_PROMISE if recovery == "redo" else [])
     if not LONGER:
         starts = chance.choice(AT_A_START)
-        left = ["writer.put", "writer.sealed"] if starts == "writer.paid" else of_batches
-        left = ["writer.prepared"] if recovery == "redo" and starts == "writer.paid" else left
-        chosen = [chance.choice(left), starts, chance.choice([*of_batches, *AFTER_A_BATCH])]
+        left = [*of_batches, *AFTER_A_BATCH]
+        if starts == "writer.paid":  # It needs a batch that was left behind.
+            left = ["writer.prepared"] if recovery == "redo" else ["writer.put", "writer.sealed"]
+        chosen = [chance.choice(left), starts]
     else:
         chosen = []
         for start in AT_A_START:
