@@ -27,7 +27,7 @@ first: $(INSTALLED)  ## create a table, put two batches, look keys up: no server
 	@$(RUN) examples/first_table.py
 
 test: $(INSTALLED)  ## all tests, in parallel
-	@$(RUN) -m pytest -q -n 3 --dist worksteal
+	@$(RUN) -m pytest -q -n 2 --dist worksteal
 
 test-unit: $(INSTALLED)  ## the fast tests only
 	@$(RUN) -m pytest -q -n 2 tests/unit

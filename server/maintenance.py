@@ -38,6 +38,7 @@ from server.requests import Requests
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_STOP_S = 5.0
 _FREE_AGAIN_S = 10.0
 
 
@@ -79,10 +80,14 @@ class Maintenance:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after what is under way. Stopping twice is fine."""
+        """End, after what is under way, unless that takes long. Stopping twice is fine.
+
+        A call to a ZooKeeper that is gone waits for its deadline. What is cut off is taken up again
+        by whoever comes next.
+        """
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_STOP_S)
 
     def answer(self, body: pa.Buffer) -> dict[str, Any]:
         """Take snapshots of buckets now, for a client; the latest are the answer."""

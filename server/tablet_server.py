@@ -33,7 +33,7 @@ from server.service import TabletService
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
-_LINGER_S = 0.5  # Longer than clients pause between two attempts.
+_LINGER_S = 1.0  # Longer than clients pause between two attempts.
 _STOP_DEADLINE_S = 30.0
 _CLOSE_DEADLINE_S = 5.0
 

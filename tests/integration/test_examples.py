@@ -63,7 +63,7 @@ def test_a_demo_that_is_ended_early_leaves_nothing_running(
     ):
         _wait_until(lambda: len([c for c in _left_running(tmp_path) if "SparkSubmit" in c]) == 2)
         os.killpg(demo.pid, ending)  # To the whole group, as a terminal does it.
-        demo.wait(60)
+        demo.wait(120)
     _wait_until(lambda: not list(_left_running(tmp_path)))
     if ending is signal.SIGINT:
         assert demo.returncode == 130
