@@ -5,8 +5,9 @@ before-image per key and column takes the place of what is stored. Masks do not 
 unresolved, nobody else writes its columns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,43 +19,51 @@ from merge_engine.aggregates.arrays import choose
 from merge_engine.bucket import Bucket, StoredAt
 from merge_engine.fold import Update
 from merge_engine.options import MEBIBYTE
+from merge_engine.parallel import Item, Result
 from merge_engine.schema import Column
 from merge_engine.segment import Change, Segment, SegmentKind
 from merge_engine.stored import SchemaHistory, StoredRows, finished
+from merge_engine.together import Mapper
 from merge_engine.undo import undo_updates
 from recovery.isolation import ReadRecords, Unresolved, undo_start, unresolved
 
 _MASK_MAX_BYTES = 64 * MEBIBYTE
 
 
+class Asked(NamedTuple):
+    """Keys of one bucket, in the table's types."""
+
+    bucket: Bucket
+    key: BucketKey
+    key_columns: Sequence[pa.Array]
+
+
+def _in_turn(call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
+    return list(map(call, items))
+
+
 def committed_lookup(
-    bucket: Bucket,
-    key: BucketKey,
+    asked: Sequence[Asked],
     read_records: ReadRecords,
-    key_columns: Sequence[pa.Array],
     columns: Sequence[Column],
-) -> pa.RecordBatch:
-    """Look up keys that are in the table's types already, as the committed batches left them.
+    mapper: Mapper = _in_turn,
+) -> list[pa.RecordBatch]:
+    """Look keys up as the committed batches left them, in each bucket.
 
     It shows all that was committed when it was called. What is committed while it runs, it shows or
-    not. Deposed: another leader has come, and may have undone what is stored here.
+    not. All buckets are looked up before the records are read, once for all of them. Deposed:
+    another leader has come, and may have undone what is stored here.
     """
-    stored = bucket.stored(key_columns)
-    return committed_rows(
-        bucket, key, stored, read_records(), key_columns=key_columns, columns=columns
-    )
+    stored = mapper(lambda one: one.bucket.stored(one.key_columns), asked)
+    records = read_records()
+    return mapper(lambda at: _committed(asked[at], stored[at], records, columns), range(len(asked)))
 
 
-def committed_rows(
-    bucket: Bucket,
-    key: BucketKey,
-    stored: StoredAt,
-    records: Mapping[str, LockRecord],
-    *,
-    key_columns: Sequence[pa.Array],
-    columns: Sequence[Column],
+def _committed(
+    wanted: Asked, stored: StoredAt, records: Mapping[str, LockRecord], columns: Sequence[Column]
 ) -> pa.RecordBatch:
-    """Do the same with what is stored, and with records that were read after that was."""
+    """Mask what is stored by records that were read after it."""
+    bucket, key, key_columns = wanted
     work = unresolved(records, key)
     now = bucket.confirm()
     # What is stored here was undone since: then it is not in the records any more.

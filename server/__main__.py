@@ -38,10 +38,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
     options.add_argument("--max-puts", type=int, default=Limits.max_puts)
     options.add_argument("--max-bytes-in-flight", type=int, default=Limits.max_bytes_in_flight)
-    options.add_argument("--snapshot-interval", type=float, default=SnapshotConfig.interval_s)
-    options.add_argument("--snapshots-retained", type=int, default=SnapshotConfig.retained)
-    options.add_argument("--log-ttl", type=float, default=SnapshotConfig.log_ttl_s)
-    options.add_argument("--scanner-ttl", type=float, default=ScannerLimits.ttl_s)
+    options.add_argument(
+        "--snapshot-interval", type=float, default=SnapshotConfig.interval_s, help="seconds"
+    )
+    options.add_argument(
+        "--snapshots-retained", type=int, default=SnapshotConfig.retained, help="per bucket"
+    )
+    options.add_argument("--log-ttl", type=float, default=SnapshotConfig.log_ttl_s, help="seconds")
+    options.add_argument("--scanner-ttl", type=float, default=ScannerLimits.ttl_s, help="seconds")
     options.add_argument("--scanners-per-bucket", type=int, default=ScannerLimits.max_per_bucket)
     options.add_argument("--scanners-per-server", type=int, default=ScannerLimits.max_per_server)
     options.add_argument("--block-cache-bytes", type=int, default=BucketOptions.block_cache_bytes)

@@ -18,6 +18,7 @@ from merge_engine import (
     restore_latest,
 )
 from merge_engine.bucket import Bucket
+from merge_engine.view import read_checkpoint
 from recovery.errors import NotLeader
 from recovery.led_bucket import LedBucket
 from server.definitions import ClusterTable
@@ -132,16 +133,23 @@ class Hosting:
         )
 
     def _restore(self, key: LeadKey, read_snapshots: ReadSnapshots) -> bool:
-        """Put the latest good snapshot in the view's place; False if there is none."""
+        """Put the latest good snapshot in the view's place; False if there is none that is newer.
+
+        The view stays until its successor is here: where a segment is missing, not cleaned, a view
+        may be all that is left of it.
+        """
         view = self._views / self.table(key.table_id).path(key.key)
-        snapshots = read_snapshots()
-        if not snapshots:
-            return False
-        shutil.rmtree(view, ignore_errors=True)
+        restored = view.with_name(f"{view.name}.restored")
+        shutil.rmtree(restored, ignore_errors=True)  # Of a server that was killed right here.
         began = time.monotonic()
-        manifest = restore_latest(self.snapshots(key), snapshots, view)
+        manifest = restore_latest(self.snapshots(key), read_snapshots(), restored)
         if manifest is None:
             return False
+        if view.exists() and read_checkpoint(view).applied >= manifest.applied:
+            shutil.rmtree(restored, ignore_errors=True)
+            return False
+        shutil.rmtree(view, ignore_errors=True)
+        restored.rename(view)
         logger.info(
             "restored bucket %s from snapshot %d at offset %d after %.3f s",
             key,

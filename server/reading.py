@@ -7,15 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from merge_engine import BatchTooLarge, Column
+from merge_engine import BatchTooLarge
 from merge_engine.batch import read_keys
 from merge_engine.changelog import change_records, changelog_schema
-from merge_engine.parallel import Result, map_all
+from merge_engine.parallel import Item, Result, map_all
 from recovery.isolation import committed_changes
-from recovery.isolation_lookup import committed_rows
-from recovery.led_bucket import LedBucket
+from recovery.isolation_lookup import Asked, committed_lookup
 from server import wire
-from server.definitions import ClusterTable
 from server.errors import BadRequest
 from server.limits import Admission
 from server.metrics import Metrics
@@ -59,38 +57,19 @@ class Reading:
         schema = schema_of(fields, table)
         columns = [column_of(schema, table, number) for number in fields.integers("columns")]
         self._session.check()
-        led = [self._hosting.get(key) for key in keys]
-        wanted = [read_keys(batch, schema) for batch in batches]
+        wanted = [
+            Asked(self._hosting.get(key).bucket, key.key, read_keys(batch, schema))
+            for key, batch in zip(keys, batches, strict=True)
+        ]
         if is_committed(fields):
-            found = self._committed(table, led, wanted, columns)
+            found = committed_lookup(wanted, self._requests.records_of(table), columns, self._map)
         else:
-            found = self._map(
-                lambda at: led[at].bucket.lookup_keys(wanted[at], columns), range(len(led))
-            )
+            found = self._map(lambda one: one.bucket.lookup_keys(one.key_columns, columns), wanted)
         self._metrics.count("keys_looked_up", asked, table=table.name)
         names = [column.name for column in columns]
         return wire.answer([batch.select(names) for batch in found])
 
-    def _committed(
-        self,
-        table: ClusterTable,
-        led: Sequence[LedBucket],
-        wanted: Sequence[Sequence[pa.Array]],
-        columns: Sequence[Column],
-    ) -> list[pa.RecordBatch]:
-        """Look up in all buckets before the records are read, once for all of them."""
-        stored = self._map(lambda at: led[at].bucket.stored(wanted[at]), range(len(led)))
-        records = self._requests.records_of(table)()
-
-        def mask(at: int) -> pa.RecordBatch:
-            one = led[at]
-            return committed_rows(
-                one.bucket, one.key, stored[at], records, key_columns=wanted[at], columns=columns
-            )
-
-        return self._map(mask, range(len(led)))
-
-    def _map(self, call: Callable[[int], Result], items: Sequence[int]) -> list[Result]:
+    def _map(self, call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
         return map_all(self._pool, call, items)
 
     def changelog(self, fields: wire.Fields) -> tuple[pa.Schema, Iterator[Any]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -44,7 +44,10 @@ class RemotePutResult:
         return sum(result.changed for result in self.buckets.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+_Results: TypeAlias = Mapping[LeadKey, PutResult]
+
+
+@dataclass(frozen=True)
 class _Part:
     """A put's rows for one bucket."""
 
@@ -94,19 +97,17 @@ class RemoteTable(TableReads):
         """
         table = self._table
         schema = table.schema
+        nothing = RemotePutResult(rows=0, buckets={}, sessions=frozenset())
         if isinstance(data, Sequence) and not data:
-            return RemotePutResult(rows=0, buckets={}, sessions=frozenset())
+            return nothing
         if schema.partition_by:  # One may have been dropped and made anew, under another id.
             self._read_partitions()
         arrow = as_one_table(as_arrow(data, schema))
         routes = route(schema, read_keys(arrow, schema), table.buckets)
+        leads = [self._lead_key(target, create=writer is None) for target in routes]
         parts = {
-            key: _Part(
-                batches=to_messages(arrow, target, whole=len(routes) == 1),
-                term=_term(terms, key.key),
-            )
-            for target in routes
-            for key in [self._lead_key(target, create=writer is None)]
+            key: _Part(to_messages(arrow, target, whole=len(routes) == 1), _term(terms, key.key))
+            for key, target in zip(leads, routes, strict=True)
         }
         request: dict[str, Any] = {
             "columns": None if columns is None else list(columns),
@@ -117,20 +118,17 @@ class RemoteTable(TableReads):
             "try_only": try_only,
             **_of_writer(writer),
         }
-        if not parts:
-            # Nobody to judge an empty batch but ourselves.
-            return RemotePutResult(rows=0, buckets={}, sessions=frozenset())
+        if not parts:  # Nobody to judge an empty batch but ourselves.
+            return nothing
         sessions: set[str] = set()
 
-        def send(
-            address: str, keys: Sequence[LeadKey], timeout_s: float
-        ) -> Mapping[LeadKey, PutResult]:
+        def send(address: str, keys: Sequence[LeadKey], timeout_s: float) -> _Results:
             buckets = [[*key.key, parts[key].term] for key in keys]
             batches = [(at, batch) for at, key in enumerate(keys) for batch in parts[key].batches]
             announced = sum(batch.nbytes for _, batch in batches)
             command = self._request(table, {**request, "bytes": announced}, buckets)
-            connections = self._access.calls.connections
-            answer = connections.put(address, command, arrow.schema, batches, timeout_s)
+            put = self._access.calls.connections.put
+            answer = put(address, command, arrow.schema, batches, timeout_s)
             sessions.add(answer.get("session", str))
             return dict(zip(keys, map(to_result, answer.rows("results", 3)), strict=True))
 

@@ -222,6 +222,7 @@ class TabletServer:
         self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
         self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
         self._metrics.gauge("scanners", lambda: {(): len(self._scanners)})
+        self._metrics.gauge("scanners_reaped", lambda: {(): self._scanners.reaped})
         self._metrics.gauge("log_end_offset", self._end_offsets)
         self._metrics.gauge("owner_epoch", self._owner_epochs)
         try:

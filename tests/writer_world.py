@@ -38,7 +38,7 @@ from recovery.access import Answers, Grant, Rows
 from recovery.embedded import history_of
 from recovery.errors import OldEpoch
 from recovery.isolation import committed_changes
-from recovery.isolation_lookup import committed_lookup
+from recovery.isolation_lookup import Asked, committed_lookup
 from recovery.led_bucket import LedBucket
 from recovery.redo import RedoLog
 from recovery.writer import CURABLE, TableWriter
@@ -266,9 +266,8 @@ class World:
                 pa.array([row[column.name] for row in every], column.type)
                 for column in self.schema.key_columns
             ]
-            found = committed_lookup(
-                bucket, key, self.read_records, keys, self.schema.value_columns
-            )
+            asked = Asked(bucket, key, keys)
+            [found] = committed_lookup([asked], self.read_records, self.schema.value_columns)
             for row in found.to_pylist():
                 at = (row.get("p", 0), row["k"])
                 cells.update({(at, c): row[c] for c in COLUMNS if row[c] is not None})

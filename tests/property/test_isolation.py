@@ -27,7 +27,7 @@ from merge_engine.bucket import Bucket, PutResult
 from merge_engine.options import BucketOptions
 from merge_engine.segment import Segment, SegmentKind, Token
 from recovery.isolation import committed_changes, last_stable_offset
-from recovery.isolation_lookup import committed_lookup
+from recovery.isolation_lookup import Asked, committed_lookup
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "32"))
@@ -260,7 +260,8 @@ class IsolationMachine(RuleBasedStateMachine):
         end = self.bucket.end_offset
         keys = [pa.array([*KEYS, 1], pa.int64())]
         read = self.reading(*meanwhile)
-        found = committed_lookup(self.bucket, HERE, read, keys, SUMS.value_columns)
+        asked = Asked(self.bucket, HERE, keys)
+        [found] = committed_lookup([asked], read, SUMS.value_columns)
         shown = {
             (row["k"], name): row[name]
             for row in found.to_pylist()

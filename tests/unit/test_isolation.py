@@ -17,7 +17,7 @@ from merge_engine.storage import LocalStorage
 from merge_engine.stored import SchemaHistory
 from merge_engine.view import View
 from recovery.isolation import Unresolved, committed_changes, last_stable_offset, unresolved
-from recovery.isolation_lookup import committed_lookup
+from recovery.isolation_lookup import Asked, committed_lookup
 from tests.buckets import ADDED, DROPPED, delete, put
 from tests.conftest import SUMS, BucketFactory
 from tests.logs import write_of
@@ -52,7 +52,8 @@ def look_up(
     """Return the values of these keys, as a committed look-up has them."""
     read = records if callable(records) else lambda: records
     chosen = bucket.history.current.values(columns)
-    found = committed_lookup(bucket, HERE, read, [pa.array(keys, pa.int64())], chosen)
+    asked = Asked(bucket, HERE, [pa.array(keys, pa.int64())])
+    [found] = committed_lookup([asked], read, chosen)
     assert found.column("k").to_pylist() == list(keys)
     return [tuple(row.values())[1:] for row in found.to_pylist()]
 
@@ -269,7 +270,7 @@ def test_columns_that_were_added_or_dropped_since(bucket_factory: BucketFactory)
     assert look_up(bucket, records, 1) == [(None,)]
     keys = [pa.array([1], pa.int64())]
     with pytest.raises(UnknownColumn, match="'a' was dropped"):
-        committed_lookup(bucket, HERE, lambda: records, keys, [SUMS.column("a")])
+        committed_lookup([Asked(bucket, HERE, keys)], lambda: records, [SUMS.column("a")])
 
 
 def test_without_changes_of_an_unresolved_owner_no_segment_is_read(

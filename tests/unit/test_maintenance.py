@@ -1,6 +1,7 @@
 """What a server does by itself: snapshots in their time and on demand, and what was dropped."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from merge_engine.schema_builder import SchemaBuilder
 from merge_engine.snapshot import SnapshotStorage
 from recovery.errors import NotLeader
 from recovery.snapshots import SnapshotKeeper
+from server import maintenance as server_maintenance
 from server import wire
 from server.config import SnapshotConfig
 from server.definitions import ClusterTable, define
@@ -472,3 +474,26 @@ def test_where_no_snapshot_can_be_had_it_says_so_and_how_long_it_tried(
             deadline_s=0.05,
         )
     assert server.coordinator.leases.all(table.table_id) == []
+
+
+def test_a_stop_does_not_wait_for_a_call_that_hangs(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(server.janitor, "look", hang)
+    monkeypatch.setattr(server_maintenance, "_LOOK_S", 0.01)
+    monkeypatch.setattr(server_maintenance, "_STOP_S", 0.01)
+    server.maintenance.start()
+    try:
+        assert hangs.wait(30)
+        server.maintenance.stop()
+        assert not goes_on.is_set()
+    finally:
+        goes_on.set()
+        server.maintenance._thread.join(30)
+    assert not server.maintenance._thread.is_alive()
