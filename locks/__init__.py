@@ -31,7 +31,6 @@ from locks.errors import (
     UnknownOutcome,
     UnknownTable,
 )
-from locks.fresh import FreshRecords
 from locks.leaders import LeadKey
 from locks.lease_records import LeaseInfo
 from locks.leases import Acquired, Leases
@@ -60,7 +59,6 @@ __all__ = [
     "DroppedTable",
     "EmbeddedZooKeeper",
     "Fenced",
-    "FreshRecords",
     "HandoverNeeded",
     "InvalidColumns",
     "InvalidLease",

@@ -69,6 +69,24 @@ def decided(record: LockRecord) -> LockRecord:
     )
 
 
+def is_other_query(record: LockRecord, query_id: str | None) -> bool:
+    """Whether another query than this one counted what is committed; None asks as no query."""
+    return query_id is not None and record.batch >= 0 and record.query_id != query_id
+
+
+def counted_by(record: LockRecord, query_id: str | None, *, handover: bool) -> LockRecord:
+    """Return the record of an owner whose batches this query counts from here on.
+
+    Another query than before begins behind what is committed. Whoever is no query (None) leaves the
+    count to the query that it belongs to, or takes it over, and then its own numbers count.
+    """
+    if query_id is None:
+        return replace(record, query_id="", query_start=0) if handover else record
+    if query_id == record.query_id:
+        return record
+    return replace(record, query_id=query_id, query_start=record.batch + 1)
+
+
 def plan_acquisition(
     owner: str,
     columns: Iterable[int],
@@ -76,8 +94,9 @@ def plan_acquisition(
     *,
     epoch: int,
     ttl_ms: int,
-    query_id: str,
+    query_id: str | None,
     stamp: bytes,
+    handover: bool = False,
 ) -> Acquisition:
     """Return what to write when no live lock is in the way: `records` are all of the table."""
     wanted = frozenset(columns)
@@ -87,14 +106,13 @@ def plan_acquisition(
     for rival, record in rivals.items():
         debts += unpaid(rival, record)
     record = replace(
-        decided(own),
+        counted_by(decided(own), query_id, handover=handover),
         stamp=stamp,
         held=True,
         ready=False,
         abandoned=False,
         epoch=epoch,
         ttl_ms=ttl_ms,
-        query_id=query_id,
         columns=tuple(sorted(wanted)),
         offsets=Offsets(),
         debts=debts,

@@ -1,9 +1,12 @@
 """The tables of a cluster, in ZooKeeper."""
 
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from locks.errors import TableAltered, TableExists, UnknownTable
+from locks.errors import CorruptRecord, TableAltered, TableExists, UnknownOutcome, UnknownTable
+from locks.framing import Reader, encode_text, frame, frame_counter, read_counter
+from locks.integers import encode_one
 from locks.partitions import Partitions, encode_partitions
 from locks.paths import (
     IDS,
@@ -16,8 +19,10 @@ from locks.paths import (
     table_path,
 )
 from locks.retrying import retried
-from locks.store import CoordinationStore, Create, Write
+from locks.store import CoordinationStore, Create, Operation, Write
 from locks.tables import Table, TableDefinition, decode_table, dropped, dropped_id, encode_table
+
+_NAME_FORMAT = 1
 
 
 class TableCatalog:
@@ -35,19 +40,20 @@ class TableCatalog:
         def attempt() -> Table:
             pointer = self._store.read(name_path)
             if pointer is not None:
+                _, stamped = _decode_name(name, pointer.data)
                 table = self._find(name)
-                if table is not None and pointer.data.endswith(stamp.encode()):
+                if table is not None and stamped == stamp:
                     return table
                 raise TableExists(f"there is a table {name} already")
             counter = self._store.read(NEXT_TABLE_ID)
             assert counter is not None
-            table_id = int(counter.data)
+            table_id = read_counter(NEXT_TABLE_ID, counter.data)
             self._store.transact(
                 [
-                    Write(NEXT_TABLE_ID, str(table_id + 1).encode(), counter.version),
-                    Create(name_path, f"{table_id} {stamp}".encode()),
+                    Write(NEXT_TABLE_ID, frame_counter(table_id + 1), counter.version),
+                    Create(name_path, _encode_name(table_id, stamp)),
                     Create(table_path(table_id), encode_table(name, definition)),
-                    Create(epoch_path(table_id), b"0"),
+                    Create(epoch_path(table_id), frame_counter(0)),
                     Create(owners_path(table_id), b""),
                     Create(partitions_path(table_id), encode_partitions(Partitions())),
                 ]
@@ -92,40 +98,82 @@ class TableCatalog:
             if node is not None
         ]
 
-    def alter(self, table: Table, definition: TableDefinition) -> Table:
-        """Replace the definition, on condition that the table is still as `table` says."""
+    def alter(
+        self,
+        table: Table,
+        definition: TableDefinition,
+        conditions: Callable[[], Sequence[Operation]] = tuple,
+    ) -> Table:
+        """Replace the definition, on condition that the table is still as `table` says.
+
+        `conditions`: what else has to hold in the same transaction; asked for at every attempt, and
+        may raise. Returns the table as it is then: perhaps altered again, by somebody else.
+        """
         path = table_path(table.table_id)
-        data = encode_table(table.name, definition)
-        altered = replace(table, version=table.version + 1, definition=definition)
+        in_doubt = False
 
         def attempt() -> Table:
+            nonlocal in_doubt
             node = self._store.read(path)
             if node is None:
                 raise dropped(table)
-            if (node.data, node.version) == (data, altered.version):
-                return altered
-            if node.version != table.version:
+            now = decode_table(table.table_id, node.data, node.version)
+            if in_doubt and _took_effect(table, definition, now):
+                return now
+            if now.version != table.version:
                 raise TableAltered(
-                    f"table {table.name} was altered meanwhile (version {node.version}, not "
+                    f"table {table.name} was altered meanwhile (version {now.version}, not "
                     f"{table.version}); look at it again"
                 )
-            self._store.transact([Write(path, data, table.version)])
-            return altered
+            write = Write(path, encode_table(table.name, definition), table.version)
+            try:
+                self._store.transact([write, *conditions()])
+            except UnknownOutcome:
+                in_doubt = True
+                raise
+            return replace(table, version=table.version + 1, definition=definition)
 
         return retried(self._store, self._deadline_s, attempt)
 
     def prepare(self) -> None:
         """Create the nodes that everything else is below, unless they are there."""
-        for path, data in ((TABLES, b""), (IDS, b""), (NEXT_TABLE_ID, b"1")):
+        for path, data in ((TABLES, b""), (IDS, b""), (NEXT_TABLE_ID, frame_counter(1))):
             create_if_missing(self._store, self._deadline_s, path, data)
 
     def _find(self, name: str) -> Table | None:
-        pointer = self._store.read(table_name_path(name))
-        if pointer is None:
-            return None
-        table_id = int(pointer.data.split()[0])
-        node = self._store.read(table_path(table_id))
-        return None if node is None else decode_table(table_id, node.data, node.version)
+        """Return the table that has the name; two reads, so one may be dropped in between."""
+        missing: int | None = None
+        while (pointer := self._store.read(table_name_path(name))) is not None:
+            table_id, _ = _decode_name(name, pointer.data)
+            node = self._store.read(table_path(table_id))
+            if node is not None:
+                return decode_table(table_id, node.data, node.version)
+            if table_id == missing:  # Name and table go together: it is not there, and never was.
+                raise CorruptRecord(f"{table_name_path(name)} names table {table_id}, which is not")
+            missing = table_id
+        return None
+
+
+def _took_effect(before: Table, definition: TableDefinition, now: Table) -> bool:
+    """Whether a definition was written; others may have altered the table since.
+
+    Every schema of a table has a version of its own, and stays among the former ones.
+    """
+    since = (*now.definition.former, now.definition.schema)
+    later = since[len(before.definition.former) + 1 :]
+    return definition == now.definition or definition.schema in later
+
+
+def _encode_name(table_id: int, stamp: str) -> bytes:
+    return frame(_NAME_FORMAT, [encode_one(table_id), encode_text(stamp)])
+
+
+def _decode_name(name: str, data: bytes) -> tuple[int, str]:
+    """Return the id of the table of this name, and the stamp of its creation."""
+    reader = Reader(data, _NAME_FORMAT, f"the name {name}")
+    found = reader.integer(), reader.text()
+    reader.end()
+    return found
 
 
 def create_if_missing(store: CoordinationStore, deadline_s: float, path: str, data: bytes) -> None:

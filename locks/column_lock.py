@@ -275,7 +275,7 @@ class ColumnLock:
 
     def _why(self, record: LockRecord | None) -> str:
         now = "is gone: forgotten, or its table was dropped"
-        if record is not None:
+        if record is not None and not record.blank:
             now = "was taken over or released"
             if record.held:
                 now = f"was acquired again, with epoch {record.epoch}"

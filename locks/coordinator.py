@@ -4,10 +4,17 @@ Any process may act; there is no lock server to lose. The rules of the locks are
 project's executable specification, in its words.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from locks.acquisition import Acquisition, last_committers, plan_acquisition, rivals_of
+from locks.acquisition import (
+    Acquisition,
+    decided,
+    is_other_query,
+    last_committers,
+    plan_acquisition,
+    rivals_of,
+)
 from locks.catalog import TableCatalog, create_if_missing
 from locks.column_lock import ColumnLock
 from locks.dropped import DroppedTable, DroppedTables, dropping
@@ -19,7 +26,8 @@ from locks.errors import (
     RecordTooLarge,
     UnknownTable,
 )
-from locks.held import Held, HeldRecord, describe
+from locks.framing import frame_counter
+from locks.held import Held, HeldRecord, describe, read_held
 from locks.leaders import Leaders, LeadKey
 from locks.leases import Leases
 from locks.partitions import PartitionCatalog
@@ -31,15 +39,14 @@ from locks.paths import (
     SNAPSHOTS,
     epoch_path,
     owner_path,
-    owners_path,
 )
 from locks.record_codec import decode_node, encode_record
 from locks.records import LockRecord, new_stamp
 from locks.retrying import retried
 from locks.servers import Server, list_servers, register_server
 from locks.snapshot_lists import SnapshotLists
-from locks.store import CoordinationStore, Create, Delete, Operation, Write
-from locks.tables import Table, TableDefinition, dropped
+from locks.store import Check, CoordinationStore, Create, Operation, Write
+from locks.tables import Table, TableDefinition
 from locks.watching_cluster import ClusterWatch
 
 DEFAULT_TTL_MS = 600_000
@@ -108,9 +115,28 @@ class Coordinator:
         """Return all tables with their definitions, as they are now, in the order of their ids."""
         return self._tables.all()
 
-    def alter_table(self, table: Table, definition: TableDefinition) -> Table:
-        """Replace the definition, on condition that the table is still as `table` says."""
-        return self._tables.alter(table, definition)
+    def alter_table(
+        self, table: Table, definition: TableDefinition, *, force: bool = False
+    ) -> Table:
+        """Replace the definition, on condition that the table is still as `table` says.
+
+        LockHeld if a live lock pins a column that the definition drops, unless forced. Returns the
+        table as it is then: perhaps altered again, by somebody else.
+        """
+        dropped = frozenset(table.definition.columns.values()).difference(
+            definition.columns.values()
+        )
+
+        def conditions() -> Sequence[Operation]:
+            """Nobody pins a dropped column, nor acquires one before it is gone."""
+            held = self._read_locks(table)
+            pinning = {o: lock for o, lock in held.owners.items() if lock.record.pinned & dropped}
+            self._check_none_live(table, pinning)
+            return [Check(epoch_path(table.table_id), held.epoch_version)]
+
+        if force or not dropped:
+            return self._tables.alter(table, definition)
+        return self._tables.alter(table, definition, conditions)
 
     def drop_table(self, table: Table, *, force: bool = False) -> None:
         """Drop a table, its partitions and lock records; LockHeld if one is live, unless forced.
@@ -130,10 +156,7 @@ class Coordinator:
                     return
                 raise
             if not force:
-                now_ms = self._store.now_ms()
-                for owner, lock in held.owners.items():
-                    if lock.is_live(now_ms):
-                        raise LockHeld(describe(table, owner, lock, now_ms))
+                self._check_none_live(table, held.owners)
             sent = True
             self._store.transact(dropping(self._store, table, held))
 
@@ -212,28 +235,32 @@ class Coordinator:
         self,
         table: Table,
         owner: str,
-        columns: Sequence[str],
+        columns: Sequence[str | int],
         *,
         ttl_ms: int = DEFAULT_TTL_MS,
-        query_id: str = "",
+        query_id: str | None = None,
         handover: bool = False,
         only_epoch: int | None = None,
         stamp: bytes | None = None,
     ) -> ColumnLock:
         """Acquire the columns; what expired owners had not committed comes along as debts.
 
-        The same owner may acquire again at any time, with other columns too: its former self is
-        fenced. `only_epoch`: only if the record still has this epoch, else Fenced; so a writer
-        starts over without fencing a successor. `stamp`: of this acquisition (`new_stamp`), for
-        whoever calls again after an unknown outcome or in another session, so that what took effect
-        is recognised. Refused: the message says whose the columns are.
+        Columns go by name or, for who must not be led astray by a name that was given to another,
+        by id. The same owner may acquire again at any time, with other columns too: its former self
+        is fenced. `query_id`: the streaming query that counts the batches; None for a writer that
+        is no query, or for an operator. `handover`: another owner committed a column last, or
+        another query of this owner, and this one begins where it ended. `only_epoch`: only if the
+        record still has this epoch, else Fenced; so a writer starts over without fencing a
+        successor. `stamp`: of this acquisition (`new_stamp`), for whoever calls again after an
+        unknown outcome or in another session, so that what took effect is recognised. Refused: the
+        message says whose the columns are.
         """
         owner_path(table.table_id, owner)  # Judge the owner id before anything is read.
         if not SHORTEST_TTL_MS <= ttl_ms <= LONGEST_TTL_MS:
             raise InvalidTtl(
                 f"a TTL of {ttl_ms} ms; it ranges from {SHORTEST_TTL_MS} to {LONGEST_TTL_MS} ms"
             )
-        wanted = table.definition.column_ids(table.name, tuple(columns))
+        wanted = table.definition.column_ids(table.name, columns)
         stamp = new_stamp() if stamp is None else stamp
 
         def lock(record: LockRecord, version: int) -> ColumnLock:
@@ -254,8 +281,9 @@ class Coordinator:
             if only_epoch is not None:
                 _check_epoch(owner, own, only_epoch)
             self._check_rivals(table, owner, wanted, held)
-            if not handover:
+            if not handover and only_epoch is None:  # To go on with them is no handover.
                 _check_committers(table, owner, wanted, held)
+                _check_query(table, owner, held, query_id)
             plan = plan_acquisition(
                 owner,
                 wanted,
@@ -264,6 +292,7 @@ class Coordinator:
                 ttl_ms=ttl_ms,
                 query_id=query_id,
                 stamp=stamp,
+                handover=handover,
             )
             try:
                 self._store.transact(_acquiring(table.table_id, owner, held, plan))
@@ -277,15 +306,19 @@ class Coordinator:
         return retried(self._store, self._deadline_s, attempt)
 
     def forget(self, table: Table, owner: str) -> None:
-        """Remove the record of an owner that holds no lock, and with it its batch number."""
+        """Blank the record of an owner that holds no lock, and with it its batch number.
+
+        The node stays. One that is created anew begins at version 0 again, and a former self of the
+        owner that still has a version in hand would meet it.
+        """
         path = owner_path(table.table_id, owner)
 
         def attempt() -> None:
             held = self._read_locks(table).owners.get(owner)
             if held is not None and held.record.held:
                 raise LockHeld(describe(table, owner, held, self._store.now_ms()))
-            if held is not None:
-                self._store.transact([Delete(path, held.version)])
+            if held is not None and not held.record.blank:
+                self._store.transact([Write(path, encode_record(LockRecord()), held.version)])
 
         retried(self._store, self._deadline_s, attempt)
 
@@ -301,47 +334,38 @@ class Coordinator:
                 expires_ms=lock.expires_ms,
             )
             for owner, lock in held.owners.items()
+            if not lock.record.blank
         ]
 
     def records(self, table: Table) -> dict[str, LockRecord]:
-        """Return all lock records of a table, as they are now (sync, read)."""
-        return self._read_locks(table).records
+        """Return all lock records of a table, as they are now and within one epoch."""
+        records = self._read_locks(table).records
+        return {owner: record for owner, record in records.items() if not record.blank}
 
     def record(self, table: Table, owner: str) -> LockRecord | None:
         """Return one lock record, as it is now (sync, read); None if there is none any more."""
         path = owner_path(table.table_id, owner)
         self._store.sync()
         node = self._store.read(path)
-        return None if node is None else decode_node(path, node)
+        record = None if node is None else decode_node(path, node)
+        return None if record is None or record.blank else record
 
     def _read_locks(self, table: Table) -> Held:
-        """Read the epoch counter first: whatever is acquired after that raises its version."""
-        self._store.sync()
-        counter = self._store.read(epoch_path(table.table_id))
-        if counter is None:
-            raise dropped(table)
-        names = self._store.children(owners_path(table.table_id))
-        paths = [owner_path(table.table_id, owner) for owner in names]
-        owners = {}
-        for owner, path, node in zip(names, paths, self._store.read_many(paths), strict=True):
-            if node is not None:
-                record = decode_node(path, node)
-                owners[owner] = HeldRecord(
-                    record=record,
-                    version=node.version,
-                    expires_ms=node.modified_ms + record.ttl_ms,
-                )
-        return Held(epoch=int(counter.data), epoch_version=counter.version, owners=owners)
+        return read_held(self._store, table, self._deadline_s)
 
-    def _check_rivals(self, table: Table, owner: str, wanted: tuple[int, ...], held: Held) -> None:
-        """Refuse if a live lock is in the way; the clock is asked only when one might be."""
-        rivals = rivals_of(owner, frozenset(wanted), held.records)
-        if not rivals:
+    def _check_none_live(self, table: Table, locks: Mapping[str, HeldRecord]) -> None:
+        """Raise LockHeld if one of them is live; the clock is asked only if one might be."""
+        if not locks:
             return
         now_ms = self._store.now_ms()
-        for rival in rivals:
-            if held.owners[rival].is_live(now_ms):
-                raise LockHeld(describe(table, rival, held.owners[rival], now_ms))
+        for owner, lock in locks.items():
+            if lock.is_live(now_ms):
+                raise LockHeld(describe(table, owner, lock, now_ms))
+
+    def _check_rivals(self, table: Table, owner: str, wanted: tuple[int, ...], held: Held) -> None:
+        """Refuse if a live lock is in the way."""
+        rivals = rivals_of(owner, frozenset(wanted), held.records)
+        self._check_none_live(table, {rival: held.owners[rival] for rival in rivals})
 
 
 def _acquiring(table_id: int, owner: str, held: Held, plan: Acquisition) -> list[Operation]:
@@ -349,7 +373,7 @@ def _acquiring(table_id: int, owner: str, held: Held, plan: Acquisition) -> list
     path, data = owner_path(table_id, owner), encode_record(plan.record)
     own = held.owners.get(owner)
     return [
-        Write(epoch_path(table_id), str(plan.record.epoch).encode(), held.epoch_version),
+        Write(epoch_path(table_id), frame_counter(plan.record.epoch), held.epoch_version),
         Create(path, data) if own is None else Write(path, data, own.version),
         *(
             Write(
@@ -381,3 +405,16 @@ def _check_committers(table: Table, owner: str, wanted: tuple[int, ...], held: H
                 f"would count its whole history again. Go on as `{last}`, or pass handover=True if "
                 f"`{owner}` begins where `{last}` ended"
             )
+
+
+def _check_query(table: Table, owner: str, held: Held, query_id: str | None) -> None:
+    """Another query counts its batches from 0, and what it has read is not known to be the same."""
+    own = held.owners.get(owner)
+    if own is not None and is_other_query(record := decided(own.record), query_id):
+        before = f"query {record.query_id}" if record.query_id else "a writer that is no query"
+        raise HandoverNeeded(
+            f"`{owner}` last wrote table {table.name} for {before} (batch {record.batch}), and now "
+            f"asks for query {query_id}: a new checkpoint, or another job under this owner id, "
+            "would count its whole history again. Go on with the checkpoint of that query, or pass "
+            "handover=True if this one begins where that one ended; its batches are numbered on"
+        )

@@ -1,12 +1,15 @@
-"""What the binary records in ZooKeeper share: their frame, and how they are taken apart.
+"""What all that is kept in ZooKeeper shares: its frame, and how it is taken apart.
 
     format (1 byte), xxh3_64 of all that follows (8 bytes, little-endian), the record's fields
 
-Integers and arrays are those of `integers`, text is its UTF-8 length and bytes. A record of another
-format, a damaged one and one with bytes left over are CorruptRecord, each with its own message.
+Integers and arrays are those of `integers`, text is its UTF-8 length and bytes, a document is JSON
+to the end. A record of another format, a damaged one and one with bytes left over are
+CorruptRecord, each with its own message.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import xxhash
 
@@ -15,12 +18,31 @@ from locks.integers import Signed, decode_array, decode_one, encode_one
 from locks.offsets import Offsets
 
 _CHECKSUM_BYTES = 8
+_COUNTER_FORMAT = 1
 
 
 def frame(version: int, parts: Iterable[bytes]) -> bytes:
     """Return the fields' bytes with format and checksum before them."""
     body = b"".join(parts)
     return b"".join([bytes([version]), _checksum(body), body])
+
+
+def frame_document(version: int, fields: Mapping[str, Any]) -> bytes:
+    """Return a document, framed."""
+    return frame(version, [json.dumps(fields).encode()])
+
+
+def frame_counter(value: int) -> bytes:
+    """Return a counter, framed."""
+    return frame(_COUNTER_FORMAT, [encode_one(value)])
+
+
+def read_counter(path: str, data: bytes) -> int:
+    """Return what a counter says; CorruptRecord if it is none."""
+    reader = Reader(data, _COUNTER_FORMAT, f"the counter {path}")
+    value = reader.integer()
+    reader.end()
+    return value
 
 
 def encode_integers(values: Iterable[int]) -> bytes:
@@ -44,7 +66,10 @@ class Reader:
         self._what = what
         found = self.octet()
         if found != version:
-            raise CorruptRecord(f"{what} of format {found}, this release reads {version}; upgrade")
+            raise CorruptRecord(
+                f"{what} of format {found}, this release reads {version}; it was written by "
+                "another release, or is damaged"
+            )
         if self.take(_CHECKSUM_BYTES) != _checksum(self.rest):
             raise CorruptRecord(f"{what} is damaged: its checksum does not match")
 
@@ -93,6 +118,13 @@ class Reader:
         """Take numbers by bucket."""
         offsets, self._at = Offsets.decode(self._data, self._at)
         return offsets
+
+    def document(self) -> dict[str, Any]:
+        """Take a document, which goes to the end."""
+        fields = json.loads(self.take(len(self.rest)))
+        if not isinstance(fields, dict):
+            raise CorruptRecord(f"{self._what} that is no JSON object")
+        return fields
 
     def end(self) -> None:
         """Make sure that nothing is left."""

@@ -1,25 +1,25 @@
 """The partitions of a table: which there are, and their ids.
 
-One node per table has them all, as JSON: {"format": 1, "next": 1, "partitions": {"<hex>": id}}, by
-the partition's key in hexadecimal. Ids count from 1 and are never given again, so that whatever is
-left of a dropped partition is never taken for a later one's; 0 is the id of a table without
-partitions, and is not listed.
+One node per table has them all, as a document in the frame of `framing`, format 2: {"next": 1,
+"partitions": {"<hex>": id}}, by the partition's key in hexadecimal. Ids count from 1 and are never
+given again, so that whatever is left of a dropped partition is never taken for a later one's; 0 is
+the id of a table without partitions, and is not listed.
 
 The ids of dropped partitions stay there, as "dropped": [id, ...], until somebody has deleted their
 files and forgets them; without any the field is left out, as it was before there was one.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from locks.errors import CorruptRecord, RecordTooLarge, UnknownOutcome, UnknownTable
+from locks.framing import Reader, frame_document
 from locks.paths import partitions_path, snapshots_path
 from locks.retrying import retried
 from locks.store import CoordinationStore, Write, delete_all
 from locks.tables import Table, dropped
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,21 +130,16 @@ class PartitionCatalog:
 def encode_partitions(partitions: Partitions) -> bytes:
     """Return the node's data."""
     ids = {key.hex(): number for key, number in partitions.ids.items()}
-    fields = {"format": FORMAT, "next": partitions.next_id, "partitions": ids}
+    fields = {"next": partitions.next_id, "partitions": ids}
     if partitions.dropped:
         fields["dropped"] = partitions.dropped
-    return json.dumps(fields).encode()
+    return frame_document(FORMAT, fields)
 
 
 def decode_partitions(table_id: int, data: bytes, version: int) -> Partitions:
     """Return the partitions; CorruptRecord if the bytes are none, or of another format."""
     try:
-        fields = json.loads(data)
-        if fields["format"] != FORMAT:
-            raise CorruptRecord(
-                f"the partitions of table {table_id} have format {fields['format']}, this release "
-                f"reads {FORMAT}; upgrade"
-            )
+        fields = Reader(data, FORMAT, f"the list of partitions of table {table_id}").document()
         ids = {bytes.fromhex(key): int(number) for key, number in fields["partitions"].items()}
         return Partitions(
             ids=ids,

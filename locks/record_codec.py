@@ -1,9 +1,9 @@
 """The lock record of an owner, as bytes.
 
-Format 1, in the frame of `framing` (columns are a count and the deltas of sorted ids):
+Format 2, in the frame of `framing` (columns are a count and the deltas of sorted ids):
 
     flags (1 byte: 1 held, 2 ready, 4 abandoned, 8 prepared), stamp (16 bytes),
-    epoch, ttl_ms, batch + 1, query id, columns,
+    epoch, ttl_ms, batch + 1, query id, query start, columns,
     columns ever committed, then the epochs of their last commits,
     offsets, [prepared: epoch, batch + 1, location],
     count of debts, then per debt: kind (1 byte: 0 undo, 1 redo), owner, columns, offsets,
@@ -26,7 +26,7 @@ from locks.records import (
 )
 from locks.store import Node
 
-FORMAT = 1
+FORMAT = 2
 _HELD, _READY, _ABANDONED, _PREPARED = 1, 2, 4, 8
 
 
@@ -45,6 +45,7 @@ def encode_record(record: LockRecord) -> bytes:
         record.stamp,
         encode_integers([record.epoch, record.ttl_ms, record.batch + 1]),
         encode_text(record.query_id),
+        encode_one(record.query_start),
         _columns(record.columns),
         _columns(tuple([column for column, _ in committed])),
         encode_integers([epoch for _, epoch in committed]),
@@ -129,6 +130,7 @@ class _Reader(Reader):
             ttl_ms=self.integer(),
             batch=self.integer() - 1,
             query_id=self.text(),
+            query_start=self.integer(),
             columns=self.columns(),
             committed={column: self.integer() for column in self.columns()},
             offsets=self.offsets(),

@@ -53,10 +53,12 @@ class Debt:
 class LockRecord:
     """All that is known of an owner of a table; immutable, `dataclasses.replace` makes the next.
 
-    `batch` is the last committed one (-1: none). `offsets` are the log ends at the last commit, or
-    at `ready`; only a ready lock has them. `committed` tells at which epoch this owner last
-    committed each column. `stamp` is new with every change: by it a write of unknown outcome is
-    recognised.
+    `batch` is the last committed one (-1: none), by the owner's count. `query_id` is the streaming
+    query that counts them ("": whoever writes counts by itself), and `query_start` what its batch 0
+    is by the owner's count: another query under the same owner numbers on. `offsets` are the log
+    ends at the last commit, or at `ready`; only a ready lock has them. `committed` tells at which
+    epoch this owner last committed each column. `stamp` is new with every change: by it a write of
+    unknown outcome is recognised.
     """
 
     stamp: bytes = bytes(STAMP_BYTES)
@@ -67,11 +69,17 @@ class LockRecord:
     ttl_ms: int = 0
     batch: int = -1
     query_id: str = ""
+    query_start: int = 0
     columns: tuple[int, ...] = ()
     committed: Mapping[int, int] = field(default_factory=dict)
     offsets: Offsets = field(default_factory=Offsets)
     prepared: Prepared | None = None
     debts: tuple[Debt, ...] = ()
+
+    @property
+    def blank(self) -> bool:
+        """Whether the owner was forgotten, and has not come back: as if it had never been."""
+        return self.epoch == 0
 
     @property
     def pinned(self) -> frozenset[int]:

@@ -1,12 +1,16 @@
-"""Tables as the coordinator knows them: name, id, definition."""
+"""Tables as the coordinator knows them: name, id, definition.
 
-import json
-from collections.abc import Mapping
+A definition is kept as a document in the frame of `framing`, format 2.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from locks.errors import CorruptRecord, InvalidColumns, UnknownColumn, UnknownTable
+from locks.framing import Reader, frame_document
 
-FORMAT = 1
+FORMAT = 2
+UID = "uid"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +28,18 @@ class TableDefinition:
     options: Mapping[str, str] = field(default_factory=dict)
     former: tuple[str, ...] = ()
 
-    def column_ids(self, table: str, names: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the ids of these value columns; an error names the one that is none."""
-        if not names:
+    def column_ids(self, table: str, columns: Sequence[str | int]) -> tuple[int, ...]:
+        """Return the ids of these value columns, given by name or by id.
+
+        An error names the one that is none, or is no more.
+        """
+        if not columns:
             raise InvalidColumns(f"table {table}: a lock needs at least one column")
-        for name in names:
+        known_ids = set(self.columns.values())
+        for number in (column for column in columns if isinstance(column, int)):
+            if number not in known_ids:
+                raise UnknownColumn(f"table {table}: the column with id {number} was dropped")
+        for name in (column for column in columns if isinstance(column, str)):
             if name in self.key_columns:
                 raise InvalidColumns(
                     f"table {table}: column '{name}' is part of the primary key, which is "
@@ -37,7 +48,8 @@ class TableDefinition:
             if name not in self.columns:
                 known = ", ".join(sorted(self.columns))
                 raise UnknownColumn(f"table {table} has no column '{name}'; it has {known}")
-        return tuple(sorted({self.columns[name] for name in names}))
+        ids = {self.columns[one] if isinstance(one, str) else one for one in columns}
+        return tuple(sorted(ids))
 
     def column_names(self, ids: tuple[int, ...]) -> str:
         """Return ids as people read them; a dropped column has only its number left."""
@@ -57,6 +69,11 @@ class Table:
     version: int
     definition: TableDefinition
 
+    @property
+    def uid(self) -> str:
+        """What no other table ever has, whatever its name and whichever ZooKeeper counts them."""
+        return self.definition.options.get(UID, str(self.table_id))
+
 
 def dropped(table: Table) -> UnknownTable:
     """Return the error of whoever comes too late."""
@@ -70,18 +87,13 @@ def dropped_id(table_id: int) -> UnknownTable:
 
 def encode_table(name: str, definition: TableDefinition) -> bytes:
     """Return a definition's bytes."""
-    return json.dumps({"format": FORMAT, "name": name, **asdict(definition)}).encode()
+    return frame_document(FORMAT, {"name": name, **asdict(definition)})
 
 
 def decode_table(table_id: int, data: bytes, version: int) -> Table:
     """Return the table; CorruptRecord if the bytes are none, or of another format."""
     try:
-        fields = json.loads(data)
-        found = fields.pop("format")
-        if found != FORMAT:
-            raise CorruptRecord(
-                f"table {table_id} has format {found}, this release reads {FORMAT}; upgrade"
-            )
+        fields = Reader(data, FORMAT, f"the definition of table {table_id}").document()
         name = fields.pop("name")
         fields["key_columns"] = tuple(fields["key_columns"])
         fields["former"] = tuple(fields.get("former", ()))

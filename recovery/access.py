@@ -42,12 +42,17 @@ class Grant:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows to put, and how to read them: as for `Table.put`."""
+    """Rows to put, and how to read them: as for `Table.put`.
+
+    `schema`: whose names the columns have, whatever they are called by now; None: the writer's, as
+    it was when that started.
+    """
 
     data: Data
     columns: Sequence[str] | None = None
     mode: AggMode = AggMode.ACCUMULATE
     operation_column: str | None = None
+    schema: Schema | None = None
 
 
 class TableAccess(Protocol):
@@ -63,7 +68,10 @@ class TableAccess(Protocol):
 
     @property
     def schema(self) -> Schema:
-        """The current schema."""
+        """The schema, as it was when the table was last looked at."""
+
+    def refresh(self) -> None:
+        """Look at the table's definition again: others may have altered it."""
 
     def bucket_keys(self) -> list[BucketKey]:
         """Return all buckets of all partitions, as they are now."""

@@ -57,19 +57,27 @@ class EmbeddedAccess:
         *,
         options: BucketOptions | None = None,
         deadline_s: float = 30.0,
+        table_id: int | None = None,
     ) -> None:
+        """`table_id`: of the table that it was before, whatever has its name by now."""
         self._connect = connect
         self._name = name
         self._leaders = leaders
         self._options = options or BucketOptions()
         self._deadline_s = deadline_s
         self._coordinator = Coordinator(connect(), deadline_s=deadline_s)
-        self._table = self._coordinator.table(name)
+        by_id, by_name = self._coordinator.table_by_id, self._coordinator.table
+        self._table = by_name(name) if table_id is None else by_id(table_id)
         self._history = history_of(self._table)
 
     @property
     def coordinator(self) -> Coordinator:
         return self._coordinator
+
+    def refresh(self) -> None:
+        table = self._coordinator.table_by_id(self._table.table_id)
+        if table.version != self._table.version:
+            self._table, self._history = table, history_of(table)
 
     @property
     def table(self) -> KnownTable:
@@ -84,10 +92,11 @@ class EmbeddedAccess:
         return [key for partition in sorted(partitions.values()) for key in self._keys(partition)]
 
     def create_partitions(self, rows: Rows) -> list[BucketKey]:
-        if not self.schema.partition_by or _is_empty(rows):
+        schema = rows.schema or self.schema
+        if not schema.partition_by or _is_empty(rows):
             return []
-        keys = read_keys(as_arrow(rows.data, self.schema), self.schema)
-        needed = {target.partition_key for target in route(self.schema, keys, 1)}
+        keys = read_keys(as_arrow(rows.data, schema), schema)
+        needed = {target.partition_key for target in route(schema, keys, 1)}
         known = self._partitions()
         create = self._coordinator.create_partition
         return [
@@ -156,6 +165,7 @@ class EmbeddedAccess:
             self._leaders,
             options=self._options,
             deadline_s=self._deadline_s,
+            table_id=self._table.table_id,
         )
 
     def close(self) -> None:
@@ -190,7 +200,7 @@ class EmbeddedAccess:
         """Fold the rows for each bucket; all that is wrong with them alone is found here."""
         if _is_empty(rows):
             return {}
-        schema = self.schema
+        schema = rows.schema or self.schema
         batch = read_batch(
             as_arrow(rows.data, schema),
             schema,

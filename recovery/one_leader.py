@@ -73,8 +73,10 @@ class OneLeader:
             joined[1].store.close()
 
     def _look_at_the_table(self, coordinator: Coordinator) -> None:
-        table = coordinator.table(self._name)
-        if table != self._table:
+        known = self._table
+        by_name, by_id = coordinator.table, coordinator.table_by_id
+        table = by_name(self._name) if known is None else by_id(known.table_id)
+        if table != known:
             self._table = table
             for led in self._buckets.values():
                 led.bucket.evolve(history_of(table))

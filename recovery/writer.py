@@ -9,9 +9,8 @@ bad input: what the batch had written is undone, and the error is the caller's.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from types import TracebackType
 from typing import TypeVar
@@ -23,6 +22,7 @@ from locks import (
     Debt,
     DebtKind,
     Fenced,
+    HandoverNeeded,
     RewoundBatch,
     SessionLost,
     StaleLeaders,
@@ -37,6 +37,7 @@ from merge_engine import (
     InvalidInput,
     PutResult,
     Retryable,
+    Schema,
     TallybookError,
     Token,
 )
@@ -45,7 +46,8 @@ from merge_engine.failpoints import hit
 from recovery.access import Answers, Grant, Rows, TableAccess
 from recovery.errors import NotFenced, NotLeader, OldEpoch
 from recovery.guard import Writer
-from recovery.redo import RedoLog
+from recovery.progress import Progress, timed
+from recovery.redo import Promise, RedoLog
 from recovery.renewal import Renewal
 
 logger = logging.getLogger(__name__)
@@ -72,34 +74,28 @@ class WriterState(Enum):
     CLOSED = "closed"
 
 
-@dataclass
-class Progress:
-    """What a writer has done, for logs and status."""
-
-    batch: int = -1
-    keys_changed: int = 0
-    undone_keys: int = 0
-    starts: int = 0
-    skipped: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
 class TableWriter:
     """Writes an owner's columns of a table, batch by batch, each exactly once.
 
     Safe for use by one thread at a time; the lock is renewed in the background from `start` to
     `close`. Without a redo log a batch that was not committed is undone; with one, it is prepared
     first, and then rolled forward by whoever comes next.
+
+    Columns go by name, or by id. Names are those that the table had when the writer started: it
+    goes on with the same columns, and reads the same names in its rows, whatever they are called
+    by now. Batches are numbered by the caller, and the number is the batch's identity: one at or
+    below the last committed is a replay, whatever its rows. `query_id`: of a streaming query, whose
+    batches start at 0 with every new query; `next_batch` is for callers that have no count.
     """
 
     def __init__(
         self,
         access: TableAccess,
         owner: str,
-        columns: Sequence[str],
+        columns: Sequence[str | int],
         *,
         ttl_ms: int = DEFAULT_TTL_MS,
-        query_id: str = "",
+        query_id: str | None = None,
         handover: bool = False,
         deadline_s: float = 120.0,
         redo: RedoLog | None = None,
@@ -108,6 +104,9 @@ class TableWriter:
         self._access = access
         self._owner = owner
         self._columns = tuple(columns)
+        # What they are from the first acquisition on, and the schema whose names the caller uses.
+        self._ids: tuple[str | int, ...] = ()
+        self._schema: Schema | None = None
         self._ttl_ms = ttl_ms
         self._query_id = query_id
         self._handover = handover
@@ -137,13 +136,22 @@ class TableWriter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns that are written."""
-        return self._columns
+        """The columns that are written, by the names that the caller uses."""
+        schema = self._schema or self._access.schema
+        names = {column.id: column.name for column in schema.value_columns}
+        return tuple(c if isinstance(c, str) else names.get(c, f"#{c}") for c in self._columns)
 
     @property
     def batch(self) -> int:
-        """The last committed batch; -1 if there is none."""
-        return self._held().batch
+        """The last committed batch, by the caller's count; -1 if there is none."""
+        return max(self._held().batch - self._start(), -1)
+
+    def next_batch(self) -> int:
+        """Return the number behind the last committed one, for a caller that has no count.
+
+        Who uses it cannot tell a batch that was committed before a crash from one that was not.
+        """
+        return self.batch + 1
 
     @property
     def offsets(self) -> Mapping[BucketKey, int]:
@@ -215,23 +223,31 @@ class TableWriter:
 
     def write(self, batch: int, rows: Rows) -> bool:
         """Put the rows as one batch and commit it; False if an earlier call has committed it."""
-        return self.run(batch, lambda grant: self._access.put(grant, rows), rows)
+        self._check_usable()
+        named = self._named(rows)
+        return self.run(batch, lambda grant: self._access.put(grant, named), named)
 
     def run(
         self,
         batch: int,
         put: Callable[[Grant], Answers[PutResult]],
         rows: Rows | None = None,
+        *,
+        before: Callable[[Grant], None] | None = None,
     ) -> bool:
         """Commit a batch that `put` writes under the grant; False if an earlier call has done so.
 
         `put` may be called again, under another grant, when a leader moved. It puts to each bucket
         at most once; a task that puts again with the same grant changes nothing. `rows`, if given,
-        name the partitions that the batch needs.
+        name the partitions that the batch needs. `before` is called with every grant before
+        anything of the batch is promised or put: what it raises leaves nothing of the batch.
         """
         self._check_usable()
         if self._redo is not None and rows is None:
             raise InvalidInput("a redo log needs the rows of the batch")
+        self._check_count()
+        batch, callers = self._start() + batch, batch
+        rows = None if rows is None else self._named(rows)
         tried = False
 
         def attempt() -> bool:
@@ -241,12 +257,13 @@ class TableWriter:
             if batch == self._held().batch:
                 # By an attempt of this call whose commit went unanswered, or was rolled forward.
                 if tried:
-                    self._count(batch, {})
+                    self._count(callers, {})
                 else:
                     self.progress.skipped += 1
                 return tried
             tried = True
-            self._run_once(batch, put, rows)
+            results = self._run_once(batch, put, rows, before)
+            self._count(callers, results)
             return True
 
         try:
@@ -258,38 +275,45 @@ class TableWriter:
             raise
 
     def _run_once(
-        self, batch: int, put: Callable[[Grant], Answers[PutResult]], rows: Rows | None
-    ) -> None:
+        self,
+        batch: int,
+        put: Callable[[Grant], Answers[PutResult]],
+        rows: Rows | None,
+        before: Callable[[Grant], None] | None,
+    ) -> Mapping[BucketKey, PutResult]:
         lock = self._held()
         if batch < lock.batch:
             raise RewoundBatch(
-                f"batch {batch} of `{self._owner}` comes after batch {lock.batch} was committed: "
-                "its source was rewound. Start from the checkpoint that belongs to this table, or "
-                "under a new owner id with handover=True"
+                f"batch {batch - self._start()} of `{self._owner}` comes after batch {self.batch} "
+                "was committed: its source was rewound. Start from the checkpoint that belongs to "
+                "this table, or under a new owner id with handover=True"
             )
         self._state = WriterState.DIRTY
         seconds = self.progress.seconds = {}
         if rows is not None:
-            with _timed(seconds, "partitions"):
+            with timed(seconds, "partitions"):
                 self._fence_new_buckets(self._access.create_partitions(rows))
         grant = self._grant(batch)
+        if before is not None:
+            with timed(seconds, "before"):
+                before(grant)
         promised = []
         if self._redo is not None and rows is not None:
-            with _timed(seconds, "prepare"):
+            with timed(seconds, "prepare"):
                 promised.append(self._prepare(self._redo, grant, rows))
         hit("writer.before_put")
-        with _timed(seconds, "put"):
+        with timed(seconds, "put"):
             answers = put(grant)
         hit("writer.put")
-        with _timed(seconds, "seal"):
+        with timed(seconds, "seal"):
             sealed = self._access.seal(grant.writer, self._terms, batch)
         hit("writer.sealed")
-        with _timed(seconds, "commit"):
+        with timed(seconds, "commit"):
             lock.commit(batch, sealed.results, sealed.sessions | answers.sessions)
         hit("writer.committed")
         self._state = WriterState.CLEAN
-        self._count(batch, answers.results)
-        self._drop_from_redo_log(lambda _: promised)
+        self._drop_promises(promised)
+        return answers.results
 
     def _prepare(self, redo: RedoLog, grant: Grant, rows: Rows) -> str:
         """Promise the batch: it fits everywhere, its rows are durable, and the lock says so.
@@ -297,7 +321,11 @@ class TableWriter:
         Returns where the rows are.
         """
         self._access.put(grant, rows, try_only=True)
-        location = redo.write(self._owner, grant.token, rows, self._access.schema)
+        assert rows.schema is not None
+        fenced = {key.partition for key in grant.terms}
+        there = {key: number for key, number in self._partitions().items() if number in fenced}
+        promise = Promise.of(rows, rows.schema, there)
+        location = redo.write(self._access.table.uid, self._owner, grant.token, promise)
         hit("writer.redo_written")
         self._held().prepare(grant.token.batch, location)
         hit("writer.prepared")
@@ -322,18 +350,22 @@ class TableWriter:
     def _begin(self) -> None:
         """From acquire to ready; also the way back after anything that left work uncommitted."""
         known = self._lock
+        self._access.refresh()
+        if self._schema is None:
+            self._schema = self._access.schema
+            self._ids = tuple(map(self._column_id, self._columns))
         self._lock = lock = self._access.coordinator.acquire(
             self._access.table,
             self._owner,
-            self._columns,
+            self._ids,
             ttl_ms=self._ttl_ms,
             query_id=self._query_id,
-            # Once it has the columns, going on with them is no handover.
-            handover=self._handover or known is not None,
+            handover=self._handover,
             only_epoch=None if known is None else known.epoch,
             stamp=self._stamp,
         )
         self._stamp = new_stamp()
+        self._handover = False  # It has happened.
         self._state = WriterState.DIRTY
         self.progress.starts += 1
         hit("writer.acquired")
@@ -352,10 +384,7 @@ class TableWriter:
         hit("writer.ready")
         self._state = WriterState.CLEAN
         paid = [debt.prepared.location for debt in debts if debt.prepared is not None]
-        # Nobody else has a debt of ours: what our earlier epochs have left is not needed any more.
-        self._drop_from_redo_log(
-            lambda redo: {*paid, *redo.of_owner(self._owner, before_epoch=lock.epoch)}
-        )
+        self._drop_promises(paid, before_epoch=lock.epoch)
 
     def _pay(self, debt: Debt, writer: Writer) -> None:
         if debt.kind is DebtKind.UNDO:
@@ -367,21 +396,18 @@ class TableWriter:
             return
         prepared = debt.prepared
         assert prepared is not None
-        if self._redo is None:
-            raise InvalidInput(
-                f"`{debt.owner}` left batch {prepared.token.batch} prepared at "
-                f"{prepared.location}: it has to be rolled forward, by a writer with a redo log"
-            )
         try:
-            rows = self._redo.read(prepared.location, self._access.schema)
+            promise = RedoLog.holding(prepared.location, self._redo).read(prepared.location)
         except CorruptSegment:
             # Whoever has taken this debt over drops the batch when it is paid.
             self._held().check()
             raise
-        if not rows.columns:
-            logger.info("all columns of a prepared batch of %s were dropped since", debt.owner)
+        if promise.schema_version > self._access.schema.version:
+            self._access.refresh()
+        rows = promise.rows(self._access.schema, self._partitions())
+        if rows is None:
+            logger.info("all that batch %d of %s was for is gone", prepared.token.batch, debt.owner)
             return
-        self._fence_owed_buckets(self._access.create_partitions(rows), writer)
         grant = Grant(
             writer=writer,
             owner=debt.owner,
@@ -391,18 +417,18 @@ class TableWriter:
         self._access.put(grant, rows)
         logger.info("rolled batch %d of %s forward", prepared.token.batch, debt.owner)
 
-    def _fence_owed_buckets(self, keys: Iterable[BucketKey], writer: Writer) -> None:
-        new = [key for key in keys if key not in self._terms]
-        if new:
-            fenced = self._access.fence(writer, self._held().record.pinned, new)
-            self._terms.update(fenced.results)
+    def _drop_promises(self, kept: Iterable[str], before_epoch: int | None = None) -> None:
+        """Drop what nobody will read again; if that fails, the next start does it.
 
-    def _drop_from_redo_log(self, find: Callable[[RedoLog], Iterable[str]]) -> None:
-        """Drop what nobody will read again; if that fails, the next start does it."""
-        if self._redo is None:
-            return
+        `before_epoch`: what our earlier epochs have left, too: nobody else has a debt of ours.
+        """
         try:
-            self._redo.delete(sorted(find(self._redo)))
+            for location in kept:
+                RedoLog.holding(location, self._redo).delete([location])
+            if self._redo is not None and before_epoch is not None:
+                table = self._access.table.uid
+                left = self._redo.of_owner(table, self._owner, before_epoch=before_epoch)
+                self._redo.delete(left)
         except TallybookError as exc:
             logger.warning("batches of %s are left in the redo log: %s", self._owner, exc)
 
@@ -439,6 +465,35 @@ class TableWriter:
             self._pause(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    # --- Names and numbers ----------------------------------------------------------------------
+
+    def _column_id(self, column: str | int) -> str | int:
+        """Return the id of a value column; what is none, the coordinator refuses by its name."""
+        ids = self._access.table.definition.columns
+        return column if isinstance(column, int) else ids.get(column, column)
+
+    def _named(self, rows: Rows) -> Rows:
+        return rows if rows.schema is not None else replace(rows, schema=self._schema)
+
+    def _partitions(self) -> Mapping[bytes, int]:
+        """Return the ids of the table's partitions by key, as they are now."""
+        if not self._access.schema.partition_by:
+            return {b"": 0}
+        return self._access.coordinator.partitions(self._access.table)
+
+    def _start(self) -> int:
+        """Return what the caller's batch 0 is by the owner's count."""
+        return 0 if self._query_id is None else self._held().record.query_start
+
+    def _check_count(self) -> None:
+        """A writer that is no query must not count on where a query did, which may come back."""
+        query = self._held().record.query_id
+        if self._query_id is None and query:
+            raise HandoverNeeded(
+                f"the batches of `{self._owner}` are counted by query {query}: write under another "
+                "owner id, or pass handover=True if that query has ended for good"
+            )
+
     # --- Small things ---------------------------------------------------------------------------
 
     def renew(self) -> None:
@@ -465,12 +520,3 @@ class TableWriter:
     def _check_usable(self) -> None:
         if self._state in (WriterState.FENCED, WriterState.CLOSED, WriterState.NEW):
             raise InvalidInput(f"the writer of `{self._owner}` is {self._state.value}")
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], step: str) -> Iterator[None]:
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - began

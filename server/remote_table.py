@@ -87,16 +87,18 @@ class RemoteTable(TableReads):
         writer: Writer | None = None,
         terms: Mapping[BucketKey, int] | None = None,
         try_only: bool = False,
+        schema: Schema | None = None,
     ) -> RemotePutResult:
         """Merge a batch; arguments as for the embedded table's `put`.
 
         Without a token, a connection that breaks at the wrong moment is an UnknownOutcome; with
         one, the same put is sent again and counts once. `writer` and `terms`: of a column lock's
         holder, for tables that have column locks; then a leader that moved is not waited for.
-        `try_only`: write nothing, but raise what a put would raise now.
+        `try_only`: write nothing, but raise what a put would raise now. `schema`: a former one of
+        the table, whose names the batch has.
         """
         table = self._table
-        schema = table.schema
+        schema = schema or table.schema
         nothing = RemotePutResult(rows=0, buckets={}, sessions=frozenset())
         if isinstance(data, Sequence) and not data:
             return nothing
@@ -116,6 +118,7 @@ class RemoteTable(TableReads):
             "owner": owner,
             "token": None if token is None else list(token),
             "try_only": try_only,
+            "schema_version": schema.version,
             **_of_writer(writer),
         }
         if not parts:  # Nobody to judge an empty batch but ourselves.
@@ -147,12 +150,13 @@ class RemoteTable(TableReads):
             sessions=frozenset(sessions),
         )
 
-    def create_partitions(self, data: Data) -> list[BucketKey]:
+    def create_partitions(self, data: Data, schema: Schema | None = None) -> list[BucketKey]:
         """Create the partitions of these rows that do not exist; return the buckets of all."""
-        if not self.schema.partition_by:
+        schema = schema or self.schema
+        if not schema.partition_by:
             return []
-        keys = read_keys(as_arrow(data, self.schema), self.schema)
-        routes = {target.partition_key: target for target in route(self.schema, keys, 1)}
+        keys = read_keys(as_arrow(data, schema), schema)
+        routes = {target.partition_key: target for target in route(schema, keys, 1)}
         found = [self._lead_key(target, create=True).key.partition for target in routes.values()]
         return [BucketKey(p, number) for p in found for number in range(self.buckets)]
 
@@ -195,21 +199,26 @@ class RemoteTable(TableReads):
         """Add a value column; rows that exist have it untouched."""
         self._evolve(lambda schema: schema.add_column(name, data_type, function, **parameters))
 
-    def drop_column(self, name: str) -> None:
-        """Drop a value column, with its values."""
-        self._evolve(lambda schema: schema.drop_column(name))
+    def drop_column(self, name: str, *, force: bool = False) -> None:
+        """Drop a value column, with its values; refused while a live lock pins it, unless forced.
+
+        Whoever writes it is told so with its next batch.
+        """
+        self._evolve(lambda schema: schema.drop_column(name), force=force)
 
     def rename_column(self, old: str, new: str) -> None:
         """Give a column another name; its values stay."""
         self._evolve(lambda schema: schema.rename_column(old, new))
 
-    def _evolve(self, change: Callable[[Schema], Schema]) -> None:
+    def _evolve(self, change: Callable[[Schema], Schema], *, force: bool = False) -> None:
         """Alter the table as it is now; if somebody else did so meanwhile, look again."""
         while True:
             self.refresh()
             definition = evolved(self._table.table.definition, change(self.schema))
             try:
-                altered = self._access.coordinator.alter_table(self._table.table, definition)
+                altered = self._access.coordinator.alter_table(
+                    self._table.table, definition, force=force
+                )
             except TableAltered:
                 continue
             self._table = ClusterTable(altered)

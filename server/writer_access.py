@@ -47,6 +47,9 @@ class RemoteAccess:
     def schema(self) -> Schema:
         return self._table.schema
 
+    def refresh(self) -> None:
+        self._table.refresh()
+
     @property
     def remote(self) -> RemoteTable:
         """The table itself."""
@@ -56,7 +59,7 @@ class RemoteAccess:
         return self._table.bucket_keys()
 
     def create_partitions(self, rows: Rows) -> list[BucketKey]:
-        return self._table.create_partitions(rows.data)
+        return self._table.create_partitions(rows.data, schema=rows.schema)
 
     def fence(
         self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketKey]
@@ -119,6 +122,7 @@ def put(
         writer=grant.writer,
         terms=grant.terms,
         try_only=try_only,
+        schema=rows.schema,
     )
     return Answers(result.buckets, result.sessions)
 

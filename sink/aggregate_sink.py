@@ -14,16 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from locks import Fenced
 from locks import UnknownColumn as UnknownColumnToLock
 from merge_engine import InvalidInput, InvalidValue, PutResult, UnknownColumn
 from recovery.access import Answers, Grant, Rows
+from recovery.errors import OldEpoch
 from recovery.writer import TableWriter
 from sink.executors import Job, collected, put_from_executors
 from sink.listener import when_run_ends
 from sink.options import SinkOptions, checked_settings
 from sink.partitions import PartitionsMissing, never_settles, partitions_named, partitions_of
 from sink.progress import BatchProgress, SinkStatus
-from sink.quarantine import clear, publish, stage
+from sink.quarantine import Quarantine
 from sink.routing import RecentBatches
 from sink.session import Session, Target, identify, open_session, query_of
 
@@ -43,12 +45,16 @@ class _KeysRefused(InvalidInput):
 
 @dataclass
 class _Batch:
-    """A micro-batch, and what is known of it: `refused` are keys whose rows are set aside, why."""
+    """A micro-batch, and what is known of it: `refused` are keys whose rows are set aside, why.
+
+    `aside` is where its bad rows went last.
+    """
 
     frame: Any
     number: int
     progress: BatchProgress
     refused: dict[bytes, str] = field(default_factory=dict)
+    aside: Quarantine | None = None
 
 
 class AggregateSink:
@@ -162,6 +168,11 @@ class AggregateSink:
                 refused[key] = str(exc)
             except _KeysRefused as exc:
                 batch.refused.update(exc.keys)
+            except (Fenced, OldEpoch):
+                # Another incarnation writes the batch, and sets its bad rows aside itself.
+                if batch.aside is not None:
+                    batch.aside.clear()
+                raise
             except (UnknownColumn, UnknownColumnToLock):
                 # Altered while the batch was under way: the sink can say what it means for it.
                 session.table.refresh()
@@ -178,19 +189,23 @@ class AggregateSink:
         with progress.timed("fold"):
             read = session.reader.read(data, batch.refused)
         rows, bad = read.rows, read.refused
+        aside = bad if self._options.bad_rows == "quarantine" else None
         progress.route = "driver"
         progress.rows, progress.refused = data.num_rows, bad.num_rows
         progress.keys = _rows_in(rows)
         progress.bytes = _bytes_in(rows)
 
-        def put(grant: Grant) -> Answers[PutResult]:
+        def before(grant: Grant) -> None:
             # A writer that has lost its session has looked at the table anew.
             session.check_columns()
-            self._quarantine(bad, writer.owner, batch.number)
-            return writer.access.put(grant, rows)
+            if aside is not None:
+                batch.aside = self._quarantine(session, grant)
+                self._set_aside(aside, batch.aside)
 
         try:
-            writer.run(batch.number, put, rows)
+            writer.run(
+                batch.number, lambda grant: writer.access.put(grant, rows), rows, before=before
+            )
         except InvalidValue as exc:
             if self._options.bad_rows == "quarantine":
                 raise
@@ -208,6 +223,7 @@ class AggregateSink:
                     batch.number,
                     lambda grant: self._put_by_tasks(session, batch, grant),
                     partitions,
+                    before=lambda _: session.check_columns(),
                 )
                 return
             except PartitionsMissing as exc:
@@ -217,13 +233,12 @@ class AggregateSink:
                 partitions = partitions_named(exc.keys, schema)
 
     def _put_by_tasks(self, session: Session, batch: _Batch, grant: Grant) -> Answers[PutResult]:
-        session.check_columns()
-        owner, table, progress = session.writer.owner, session.table, batch.progress
+        table, progress = session.table, batch.progress
         cores = batch.frame.sparkSession.sparkContext.defaultParallelism
         place = None
         if self._options.bad_rows == "quarantine":
-            place = (str(self._options.quarantine_path), owner)
-            clear(*place, batch.number)
+            place = batch.aside = self._quarantine(session, grant)
+            place.clear()
         job = Job(
             recipe=session.cluster.recipe,
             table=table.definition,
@@ -242,7 +257,7 @@ class AggregateSink:
         if outcome.missing_partitions:
             raise PartitionsMissing(outcome.missing_partitions)
         if place is not None:
-            publish(place[0], outcome.staged)
+            place.publish(outcome.staged)
         return outcome.answers
 
     def _goes_by_driver(self, frame: Any) -> bool:
@@ -261,14 +276,22 @@ class AggregateSink:
                 return None
             raise
 
-    def _quarantine(self, bad: pa.Table, owner: str, batch_id: int) -> None:
-        if self._options.bad_rows != "quarantine":
-            return
-        place = str(self._options.quarantine_path)
-        clear(place, owner, batch_id)
+    def _quarantine(self, session: Session, grant: Grant) -> Quarantine:
+        return Quarantine(
+            path=str(self._options.quarantine_path),
+            table=session.table.definition.table.uid,
+            owner=grant.owner,
+            batch=grant.token.batch,
+            epoch=grant.writer.epoch,
+        )
+
+    @staticmethod
+    def _set_aside(bad: pa.Table, place: Quarantine) -> None:
+        """Publish the bad rows of a batch that the driver has collected."""
+        place.clear()
         if bad.num_rows:
-            [path] = publish(place, [stage(bad, place, owner, batch_id)])
-            logger.warning("set %d bad rows of batch %d aside: %s", bad.num_rows, batch_id, path)
+            [path] = place.publish([place.stage(bad)])
+            logger.warning("set %d bad rows of batch %d aside: %s", len(bad), place.batch, path)
 
 
 def _rows_in(rows: Rows) -> int:

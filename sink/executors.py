@@ -27,7 +27,7 @@ from server.client import Cluster, Recipe
 from server.definitions import ClusterTable
 from server.remote_table import RemoteTable
 from server.writer_access import put
-from sink.quarantine import stage
+from sink.quarantine import Quarantine
 from sink.rows import RowReader
 
 FOLDED = "bucket INT, position BIGINT, payload BINARY"
@@ -43,8 +43,9 @@ _clusters: dict[str, Cluster] = {}
 class Job:
     """What the tasks of one batch need; pickled into each of them.
 
-    `table` is the table as the driver knows it: names are those of its schema, whatever they are by
-    now. `partitions` are the keys of those that the writer has fenced; None if there are none.
+    `table` is the table as the driver knows it; names are those of the reader's schema, whatever
+    they are by now. `partitions` are the keys of those that the writer has fenced; None if there
+    are none.
     """
 
     recipe: Recipe
@@ -53,7 +54,7 @@ class Job:
     reader: RowReader
     names: Mapping[str, str]
     partitions: frozenset[bytes] | None = None
-    quarantine: tuple[str, str] | None = None
+    quarantine: Quarantine | None = None
     exclude: Mapping[bytes, str] = field(default_factory=dict)
 
 
@@ -118,11 +119,10 @@ def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
             return
         staged = []
         if len(read.refused) and job.quarantine is not None:
-            path, owner = job.quarantine
-            staged = [stage(read.refused, path, owner, job.grant.token.batch, part)]
+            staged = [job.quarantine.stage(read.refused, part)]
         table = read.rows.data
         assert isinstance(table, pa.Table)
-        keys = read_keys(table, job.table.schema)
+        keys = read_keys(table, job.reader.schema)
         numbers = bucket_of(keys, job.table.buckets).astype(np.int64)
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1))
@@ -190,6 +190,7 @@ def _put(job: Job, folded: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         columns=fields.texts("columns"),
         mode=AggMode(fields.get("mode", int)),
         operation_column=operation,
+        schema=job.reader.schema,
     )
     missing = _missing_partitions(job, table)
     if missing:
@@ -217,7 +218,7 @@ def _missing_partitions(job: Job, table: pa.Table) -> set[bytes]:
     """Return the keys of partitions that only the driver may create, and has not created yet."""
     if job.partitions is None:
         return set()
-    schema = job.table.schema
+    schema = job.reader.schema
     routes = route(schema, read_keys(table, schema), 1)
     return {target.partition_key for target in routes} - job.partitions
 

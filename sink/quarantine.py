@@ -1,53 +1,80 @@
 """Bad rows, set aside as Parquet with the reason: a replayed batch writes the same files again.
 
+    table-<uid>-owner-<hash>-batch-<number>-epoch-<number>-part-<number>.parquet
+
 Rows are staged first, in a file that its name hides from readers, and published by the driver when
-it knows whose they are: what a task stages that was given up, or came late, nobody publishes.
+it knows whose they are: what a task stages that was given up, or came late, nobody publishes. An
+epoch clears what its own and earlier ones have left of the batch, never a later one's: a driver
+that was paused, and comes back, has nothing to do with its successor's files.
 """
 
 import hashlib
+import re
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-
-def stage(rows: pa.Table, path: str, owner: str, batch: int, part: int = 0) -> str:
-    """Write the rows of one part of a batch where readers do not look; return the file's name."""
-    filesystem, directory = _open(path)
-    filesystem.create_dir(directory, recursive=True)
-    name = f".{_prefix(owner)}{batch}-part-{part}.parquet.{uuid.uuid4().hex}"
-    pq.write_table(rows, f"{directory}/{name}", filesystem=filesystem)
-    return name
+_OF_EPOCH = re.compile(r"epoch-(\d+)-")
 
 
-def publish(path: str, staged: Iterable[str]) -> list[str]:
-    """Give staged files the names under which readers find them; return those."""
-    filesystem, directory = _open(path)
-    published = []
-    for name in staged:
-        target = f"{directory}/{name[1:].rpartition('.')[0]}"
-        filesystem.move(f"{directory}/{name}", target)
-        published.append(target)
-    return published
+@dataclass(frozen=True, kw_only=True)
+class Quarantine:
+    """Where an owner's bad rows of one batch of a table go, in one epoch. Can be pickled.
 
-
-def clear(path: str, owner: str, batch: int) -> None:
-    """Remove what an earlier attempt at a batch has set aside, and what nobody published.
-
-    It may have had other parts, by the other route or of another number of source partitions.
+    `batch` is by the owner's count.
     """
-    filesystem, directory = _open(path)
-    prefix = _prefix(owner)
-    for found in filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True)):
-        staged = found.base_name.startswith(f".{prefix}")
-        if staged or found.base_name.startswith(f"{prefix}{batch}-"):
-            filesystem.delete_file(found.path)
 
+    path: str
+    table: str
+    owner: str
+    batch: int
+    epoch: int
 
-def _prefix(owner: str) -> str:
-    return f"owner-{hashlib.sha256(owner.encode()).hexdigest()[:12]}-batch-"
+    def stage(self, rows: pa.Table, part: int = 0) -> str:
+        """Write the rows of one part where readers do not look; return the file's name."""
+        filesystem, directory = _open(self.path)
+        filesystem.create_dir(directory, recursive=True)
+        name = f".{self._of_batch}epoch-{self.epoch}-part-{part}.parquet.{uuid.uuid4().hex}"
+        pq.write_table(rows, f"{directory}/{name}", filesystem=filesystem)
+        return name
+
+    def publish(self, staged: Iterable[str]) -> list[str]:
+        """Give staged files the names under which readers find them; return those."""
+        filesystem, directory = _open(self.path)
+        published = []
+        for name in staged:
+            target = f"{directory}/{name[1:].rpartition('.')[0]}"
+            filesystem.move(f"{directory}/{name}", target)
+            published.append(target)
+        return published
+
+    def clear(self) -> None:
+        """Remove what this and earlier epochs have left of the batch, and what nobody published.
+
+        An earlier attempt may have had other parts, by the other route or of another number of
+        source partitions.
+        """
+        filesystem, directory = _open(self.path)
+        for found in filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True)):
+            name = found.base_name
+            of_batch = name.startswith(self._of_batch)
+            staged = name.startswith(f".{self._of_owner}")
+            epoch = _OF_EPOCH.search(name)
+            if (of_batch or staged) and epoch is not None and int(epoch[1]) <= self.epoch:
+                filesystem.delete_file(found.path)
+
+    @property
+    def _of_owner(self) -> str:
+        owner = hashlib.sha256(self.owner.encode()).hexdigest()[:12]
+        return f"table-{self.table}-owner-{owner}-batch-"
+
+    @property
+    def _of_batch(self) -> str:
+        return f"{self._of_owner}{self.batch}-"
 
 
 def _open(path: str) -> tuple[fs.FileSystem, str]:

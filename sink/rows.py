@@ -119,6 +119,11 @@ class RowReader:
         self._fold = fold
         self._set_aside = set_aside
 
+    @property
+    def schema(self) -> Schema:
+        """The schema whose names the rows have."""
+        return self._columns.schema
+
     def read(self, data: pa.Table, exclude: Mapping[bytes, str]) -> Read:
         """Return the rows to put, and those set aside.
 
@@ -159,7 +164,12 @@ class RowReader:
                 columns=columns.written,
                 operation_column=columns.operation,
             )
-            return Rows(data=data, columns=columns.written, operation_column=columns.operation)
+            return Rows(
+                data=data,
+                columns=columns.written,
+                operation_column=columns.operation,
+                schema=columns.schema,
+            )
         folded = fold_locally(
             data,
             columns.schema,
@@ -171,6 +181,7 @@ class RowReader:
             columns=folded.columns,
             mode=AggMode.MERGE_STATE,
             operation_column=folded.operation_column,
+            schema=columns.schema,
         )
 
     def _without_bad_rows(self, data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:

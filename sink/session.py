@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from merge_engine import InvalidInput, open_storage
+from merge_engine import InvalidInput
 from recovery.access import Grant
 from recovery.redo import RedoLog
 from recovery.writer import TableWriter, WriterState
@@ -94,13 +94,14 @@ class Session:
         self._watch = DefinitionWatch()
         redo = None
         if options.recovery == "redo":
-            redo = RedoLog(open_storage(str(options.redo_location)))
+            redo = RedoLog.open(str(options.redo_location))
         self.writer = TableWriter(
             RemoteAccess(cluster, remote),
             identity.owner,
-            target.columns,
+            # By id: the columns that were checked here, whatever has their names by then.
+            [remote.schema.column(name).id for name in target.columns],
             ttl_ms=options.ttl_ms,
-            query_id=identity.query_id or "",
+            query_id=identity.query_id,
             handover=options.handover,
             deadline_s=options.deadline_s,
             redo=redo,

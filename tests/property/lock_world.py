@@ -79,8 +79,9 @@ class World:
     table: Table | None = None
 
     def records(self) -> dict[str, LockRecord]:
-        """The lock records as they are."""
-        return {owner: decode_record(node.data) for owner, node in self._owners().items()}
+        """The lock records as they are; who was forgotten has none."""
+        found = {owner: decode_record(node.data) for owner, node in self._owners().items()}
+        return {owner: record for owner, record in found.items() if not record.blank}
 
     def live(self) -> dict[str, LockRecord]:
         """Those that keep others out now."""

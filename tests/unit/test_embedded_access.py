@@ -1,82 +1,25 @@
 """A table without servers: its buckets led by this process, and written by the same writer."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from locks import Coordinator, MemoryCoordination, Table
-from merge_engine import InvalidInput, LocalStorage, Schema, Token
+from merge_engine import InvalidInput, Token
 from merge_engine.failpoints import arm
 from recovery.access import Grant, Rows
-from recovery.embedded import EmbeddedAccess, history_of
 from recovery.errors import NotFenced, NotLeader
 from recovery.guard import Writer
-from recovery.one_leader import OneLeader
-from recovery.redo import RedoLog
+from recovery.redo import Promise
 from recovery.writer import TableWriter
+from tests.embedded import Embedded
 from tests.faulty_storage import interrupt
-from tests.memory_log import MemoryLog
 from tests.writer_table import definition
-
-
-class Embedded:
-    """A table in a directory, its leader, and writers."""
-
-    def __init__(self, directory: Path, *, partitioned: bool = False) -> None:
-        self.directory = directory
-        self.shared = MemoryCoordination()
-        self.coordinator = Coordinator(self.shared.connect())
-        self.coordinator.create_table("t", definition(partitioned))
-        self.leader = self.new_leader("views")
-        self.redo = RedoLog(MemoryLog())
-
-    def new_leader(self, views: str) -> OneLeader:
-        logs = LocalStorage(self.directory / "logs")
-        return OneLeader(self.shared.connect, "t", logs, self.directory / views)
-
-    def access(self, leader: OneLeader | None = None) -> EmbeddedAccess:
-        return EmbeddedAccess(self.shared.connect, "t", leader or self.leader)
-
-    def writer(self, columns: str = "x", *, redo: bool = False) -> TableWriter:
-        return TableWriter(
-            self.access(),
-            "a",
-            list(columns),
-            handover=True,
-            deadline_s=0.5,
-            redo=self.redo if redo else None,
-            pause=lambda _: None,
-        )
-
-    def rows(self) -> list[dict[str, int]]:
-        keys = self.access().bucket_keys()
-        [leading] = self.leader.leading(keys)
-        return [
-            {name: value for name, value in row.items() if value is not None}
-            for key in keys
-            for batch in leading.buckets[key].bucket.scan()
-            for row in batch.to_pylist()
-        ]
-
-    def evolve(self, schema: Schema) -> Table:
-        table = self.coordinator.table("t")
-        changed = replace(
-            table.definition,
-            schema=schema.to_json(),
-            former=(*table.definition.former, table.definition.schema),
-            columns={column.name: column.id for column in schema.value_columns},
-        )
-        return self.coordinator.alter_table(table, changed)
-
-    def schema(self) -> Schema:
-        return history_of(self.coordinator.table("t")).current
 
 
 @pytest.fixture
 def embedded(tmp_path: Path) -> Iterator[Embedded]:
-    made = Embedded(tmp_path)
+    made = Embedded(tmp_path, definition(partitioned=False))
     yield made
     made.leader.close()
 
@@ -90,7 +33,7 @@ def test_rows_are_given_as_for_a_table(embedded: Embedded) -> None:
 
 
 def test_new_partitions_get_buckets(tmp_path: Path) -> None:
-    embedded = Embedded(tmp_path, partitioned=True)
+    embedded = Embedded(tmp_path, definition(partitioned=True))
     with embedded.writer() as writer:
         assert writer.access.create_partitions(Rows(data=[])) == []
         writer.write(0, Rows(data=[{"p": 7, "k": 1, "x": 3}]))
@@ -167,9 +110,11 @@ def test_a_promised_delete_of_all_columns_is_one_of_those_that_there_were(
     with embedded.writer("xyz") as writer:
         writer.write(0, Rows(data=[{"k": 1, "x": 3, "y": 4, "z": 5}]))
     delete = Rows(data=[{"k": 1, "op": "delete"}], operation_column="op")
-    location = embedded.redo.write("a", Token(2, 1), delete, embedded.schema())
+    promise = Promise.of(delete, embedded.schema(), {b"": 0})
     embedded.evolve(embedded.schema().add_column("w", "int", "sum"))
-    assert embedded.redo.read(location, embedded.schema()).columns == ["x", "y", "z"]
+    found = promise.rows(embedded.schema(), {b"": 0})
+    assert found is not None
+    assert found.columns == ["x", "y", "z"]
 
 
 def test_what_is_wrong_with_rows_is_found_before_any_bucket_is_asked(embedded: Embedded) -> None:

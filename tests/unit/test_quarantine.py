@@ -1,15 +1,25 @@
-"""Bad rows are set aside once, whatever tasks come late."""
+"""Bad rows are set aside once, whatever tasks come late, and whoever comes back."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sink.quarantine import clear, publish, stage
+from sink.quarantine import Quarantine
 
 
 def rows(*reasons: str) -> pa.Table:
     return pa.table({"_reason": list(reasons)})
+
+
+def place(path: Path, **other: Any) -> Quarantine:
+    usual = {"path": str(path), "table": "t1", "owner": "etl", "batch": 3, "epoch": 7}
+    return Quarantine(**{**usual, **other})
+
+
+def set_aside(there: Quarantine, *reasons: str) -> None:
+    there.publish([there.stage(rows(*reasons))])
 
 
 def published(path: Path) -> dict[str, list[str]]:
@@ -18,26 +28,36 @@ def published(path: Path) -> dict[str, list[str]]:
 
 
 def test_staged_rows_are_seen_when_they_are_published(tmp_path: Path) -> None:
-    name = stage(rows("bad"), str(tmp_path), "etl", 3)
+    there = place(tmp_path)
+    name = there.stage(rows("bad"))
     assert published(tmp_path) == {}
-    [target] = publish(str(tmp_path), [name])
+    [target] = there.publish([name])
     assert published(tmp_path) == {Path(target).name: ["bad"]}
 
 
 def test_a_late_task_changes_nothing_and_its_file_goes_with_the_next_batch(tmp_path: Path) -> None:
-    place = str(tmp_path)
-    publish(place, [stage(rows("first", "second"), place, "etl", 3)])
-    stage(rows("first"), place, "etl", 3)
+    set_aside(place(tmp_path), "first", "second")
+    place(tmp_path).stage(rows("first"))
     assert list(published(tmp_path).values()) == [["first", "second"]]
-    clear(place, "etl", 4)
+    place(tmp_path, batch=4).clear()
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_batch_that_is_written_again_clears_its_own_files_only(tmp_path: Path) -> None:
-    place = str(tmp_path)
-    for owner, batch in (("etl", 3), ("etl", 31), ("other", 3)):
-        publish(place, [stage(rows(f"{owner} {batch}"), place, owner, batch)])
-    stage(rows("under way"), place, "other", 3)
-    clear(place, "etl", 3)
-    assert sorted(published(tmp_path).values()) == [["etl 31"], ["other 3"]]
-    assert len(list(tmp_path.iterdir())) == 3
+    for other in ({}, {"batch": 31}, {"owner": "other"}, {"table": "t2"}):
+        set_aside(place(tmp_path, **other), str(other))
+    place(tmp_path, owner="other").stage(rows("under way"))
+    place(tmp_path).clear()
+    kept = [["{'batch': 31}"], ["{'owner': 'other'}"], ["{'table': 't2'}"]]
+    assert sorted(published(tmp_path).values()) == kept
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_an_earlier_epoch_that_comes_back_clears_nothing_of_a_later_one(tmp_path: Path) -> None:
+    set_aside(place(tmp_path, epoch=8), "of the successor")
+    place(tmp_path, epoch=8).stage(rows("under way"))
+    place(tmp_path, epoch=7).clear()
+    assert list(published(tmp_path).values()) == [["of the successor"]]
+    assert len(list(tmp_path.iterdir())) == 2
+    place(tmp_path, epoch=10).clear()
+    assert list(tmp_path.iterdir()) == []

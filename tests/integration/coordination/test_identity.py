@@ -1,0 +1,295 @@
+"""Who is who, on both stores: records read together, owners that come back, queries, names, ids."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from locks import (
+    BucketKey,
+    ColumnLock,
+    Coordinator,
+    CorruptRecord,
+    Fenced,
+    HandoverNeeded,
+    LockHeld,
+    MemoryCoordination,
+    Table,
+    TableAltered,
+    Unavailable,
+    UnknownColumn,
+)
+from locks.acquisition import unpaid
+from locks.paths import (
+    NEXT_TABLE_ID,
+    epoch_path,
+    owner_path,
+    partitions_path,
+    table_name_path,
+    table_path,
+)
+from locks.store import Node, Write
+from tests.coordinators import CALLS, COLUMNS, DEFINITION, ENDS, LATER, Cluster, ready
+from tests.lossy import LOSSES, LossyStore
+
+# Records are read together, or not at all
+
+
+def in_between(
+    monkeypatch: pytest.MonkeyPatch, coordinator: Coordinator, happens: Sequence[object]
+) -> list[object]:
+    """Let things happen, one per attempt, between the list of owners and their records."""
+    store, waiting = coordinator.store, list(happens)
+    real = store.read_many
+
+    def read_many(paths: Sequence[str]) -> list[Node | None]:
+        if waiting:
+            happening = waiting.pop(0)
+            assert callable(happening)
+            happening()
+        return real(paths)
+
+    monkeypatch.setattr(store, "read_many", read_many)
+    return waiting
+
+
+def test_a_debt_that_moves_while_records_are_read_is_seen(
+    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready(coordinator, table, "z", "orders").abandon()
+    reader = cluster.coordinator()
+
+    def move_to(owner: str) -> object:
+        # "0" is new, so it is not among the owners that were listed before.
+        return lambda: coordinator.acquire(table, owner, ["orders"], handover=True).abandon()
+
+    left = in_between(monkeypatch, reader, [move_to("a"), move_to("0"), move_to("z")])
+    records = reader.records(table)
+    assert left == []
+    debts = [debt for owner, record in records.items() for debt in unpaid(owner, record)]
+    assert [(debt.owner, debt.columns) for debt in debts] == [("z", (11,))]
+
+
+def test_who_never_gets_to_read_all_records_at_once_is_told_so(
+    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = Coordinator(cluster.coordinator().store, deadline_s=0.0)
+    acquire = [lambda: coordinator.acquire(table, "a", ["orders"])] * 1_000
+    in_between(monkeypatch, impatient, acquire)
+    with pytest.raises(Unavailable, match="acquired again and again for 0 s while they were read"):
+        impatient.records(table)
+
+
+# A record that was forgotten is blank, not gone: its versions go on
+
+
+def test_what_an_owner_was_before_it_was_forgotten_is_not_taken_for_what_it_is(
+    cluster: Cluster, coordinator: Coordinator, table: Table
+) -> None:
+    def incarnation() -> ColumnLock:
+        lock = cluster.coordinator().acquire(table, "job", ["orders"], handover=True)
+        lock.ready(ENDS, [])
+        return lock
+
+    for call in CALLS.values():
+        old = incarnation()
+        incarnation().release()
+        coordinator.forget(table, "job")
+        new = incarnation()
+        with suppress(Exception):  # What a handle in this state may not do at all.
+            call(old)
+        assert coordinator.record(table, "job") == new.record
+        with pytest.raises(Fenced):
+            old.check()
+        new.commit(0, LATER, [])
+
+
+def test_who_was_forgotten_is_not_among_the_owners(coordinator: Coordinator, table: Table) -> None:
+    ready(coordinator, table, "job", "orders").release()
+    coordinator.forget(table, "job")
+    assert coordinator.record(table, "job") is None
+    assert coordinator.records(table) == {}
+    assert coordinator.list_locks(table) == []
+    coordinator.drop_table(table)
+
+
+# A batch is a replay only if the same query counted it
+
+
+def test_another_query_under_a_known_owner_is_a_change_of_hands(
+    coordinator: Coordinator, table: Table
+) -> None:
+    ready(coordinator, table, "nightly", "orders", query_id="monday").commit(0, LATER, [])
+    with pytest.raises(HandoverNeeded, match=r"for query monday \(batch 0\), and now asks for"):
+        coordinator.acquire(table, "nightly", ["orders"], query_id="tuesday")
+    again = ready(coordinator, table, "nightly", "orders", query_id="monday")
+    assert (again.record.query_id, again.record.query_start) == ("monday", 0)
+    next_ = ready(coordinator, table, "nightly", "orders", query_id="tuesday", handover=True)
+    assert (next_.record.query_id, next_.record.query_start, next_.batch) == ("tuesday", 1, 0)
+    next_.commit(1, LATER, [])
+    restarted = ready(coordinator, table, "nightly", "orders", query_id="tuesday")
+    assert (restarted.record.query_start, restarted.batch) == (1, 1)
+    with pytest.raises(HandoverNeeded, match="query tuesday"):
+        coordinator.acquire(table, "nightly", ["orders"], query_id="monday")
+
+
+def test_a_query_that_has_committed_nothing_has_nothing_to_hand_over(
+    coordinator: Coordinator, table: Table
+) -> None:
+    ready(coordinator, table, "nightly", "orders", query_id="monday").release()
+    lock = ready(coordinator, table, "nightly", "orders", query_id="tuesday")
+    assert (lock.record.query_id, lock.record.query_start) == ("tuesday", 0)
+
+
+def test_a_promised_batch_counts_for_the_query_that_promised_it(
+    coordinator: Coordinator, table: Table
+) -> None:
+    ready(coordinator, table, "nightly", "orders", query_id="monday").prepare(4, "there")
+    with pytest.raises(HandoverNeeded, match="batch 4"):
+        coordinator.acquire(table, "nightly", ["orders"], query_id="tuesday")
+    lock = coordinator.acquire(table, "nightly", ["orders"], query_id="tuesday", handover=True)
+    assert (lock.batch, lock.record.query_start) == (4, 5)
+
+
+def test_who_is_no_query_leaves_the_count_alone_unless_it_takes_it_over(
+    coordinator: Coordinator, table: Table
+) -> None:
+    ready(coordinator, table, "job", "orders", query_id="q").commit(0, LATER, [])
+    ready(coordinator, table, "job", "orders").release()
+    assert coordinator.records(table)["job"].query_id == "q"
+    lock = ready(coordinator, table, "job", "orders", query_id="r", handover=True)
+    lock.commit(1, LATER, [])
+    taken = ready(coordinator, table, "job", "orders", handover=True)
+    assert (taken.record.query_id, taken.record.query_start, taken.batch) == ("", 0, 1)
+    with pytest.raises(HandoverNeeded, match="for a writer that is no query"):
+        coordinator.acquire(table, "job", ["orders"], query_id="r")
+
+
+# Columns by their ids
+
+
+def test_a_column_is_locked_by_id_whatever_its_name_is(
+    coordinator: Coordinator, table: Table
+) -> None:
+    columns = {**COLUMNS, "orders": 12, "revenue": 11}
+    swapped = coordinator.alter_table(table, replace(DEFINITION, columns=columns))
+    assert coordinator.acquire(swapped, "a", [11]).columns == (11,)
+    assert coordinator.acquire(swapped, "b", ["orders"]).columns == (12,)
+    with pytest.raises(UnknownColumn, match="the column with id 99 was dropped"):
+        coordinator.acquire(swapped, "c", [14, 99])
+
+
+def test_a_column_that_a_live_lock_pins_is_not_dropped_unless_forced(
+    cluster: Cluster, coordinator: Coordinator, table: Table
+) -> None:
+    without = replace(DEFINITION, columns={"revenue": 12, "status": 13, "tags": 14})
+    ready(coordinator, table, "etl-1", "orders")
+    cluster.expire(table, "etl-1")
+    payer = coordinator.acquire(table, "etl-2", ["orders", "tags"])
+    others = replace(DEFINITION, columns={name: COLUMNS[name] for name in ("orders", "tags")})
+    renamed = replace(DEFINITION, columns={**COLUMNS, "new": 15})
+    table = coordinator.alter_table(table, others)
+    table = coordinator.alter_table(table, renamed)
+    with pytest.raises(LockHeld, match="are held by `etl-2` until"):
+        coordinator.alter_table(table, without)
+    assert coordinator.table("customers") == table
+    payer.abandon()
+    table = coordinator.alter_table(table, without)
+    table = coordinator.alter_table(table, DEFINITION)
+    ready(coordinator, table, "etl-3", "orders", handover=True)
+    assert coordinator.alter_table(table, without, force=True).version == table.version + 1
+
+
+def test_a_lock_that_is_acquired_just_before_its_column_is_dropped_is_noticed(
+    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = cluster.coordinator()
+    real = coordinator.store.transact
+    acquired: list[ColumnLock] = []
+
+    def transact(operations: Sequence[object]) -> None:
+        if not acquired:
+            acquired.append(other.acquire(table, "etl-1", ["orders"]))
+        real(operations)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(coordinator.store, "transact", transact)
+    without = replace(DEFINITION, columns={"tags": 14})
+    with pytest.raises(LockHeld, match="are held by `etl-1` until"):
+        coordinator.alter_table(table, without)
+    assert other.table("customers") == table
+
+
+# An alteration of unknown outcome
+
+
+@pytest.mark.parametrize("losses", LOSSES, ids=" then ".join)
+def test_an_alteration_that_happened_is_no_failure_though_somebody_altered_behind_it(
+    losses: list[str],
+) -> None:
+    memory = MemoryCoordination()
+    losing = LossyStore(memory)
+    coordinator, other = Coordinator(losing), Coordinator(memory.connect())
+    table = coordinator.create_table("t", DEFINITION)
+    ours = replace(DEFINITION, schema='{"ours": 1}', former=(DEFINITION.schema,))
+    happened: list[Table] = []
+
+    def somebody_alters() -> None:
+        now = other.table("t")
+        if now.version == 1 and not happened:
+            former = (*ours.former, ours.schema)
+            theirs = replace(ours, schema='{"theirs": 1}', former=former)
+            happened.append(other.alter_table(now, theirs))
+
+    losing.after_a_loss = somebody_alters
+    losing.lose(*losses)
+    altered = coordinator.alter_table(table, ours)
+    losing.lose()
+    assert altered == other.table("t")
+    assert ours.schema in (altered.definition.schema, *altered.definition.former)
+    assert bool(happened) == ("answer" in losses)
+
+
+def test_an_alteration_that_never_happened_is_told_from_one_that_did() -> None:
+    memory = MemoryCoordination()
+    losing = LossyStore(memory)
+    coordinator, other = Coordinator(losing), Coordinator(memory.connect())
+    table = coordinator.create_table("t", DEFINITION)
+    theirs = replace(DEFINITION, schema='{"theirs": 1}', former=(DEFINITION.schema,))
+    losing.after_a_loss = lambda: other.alter_table(other.table("t"), theirs)
+    losing.lose("request")
+    with pytest.raises(TableAltered, match="was altered meanwhile"):
+        coordinator.alter_table(table, replace(DEFINITION, schema='{"ours": 1}'))
+
+
+# Every byte is checked
+
+
+def test_a_flipped_bit_is_found_in_whatever_is_kept(coordinator: Coordinator, table: Table) -> None:
+    ready(coordinator, table, "a", "orders").commit(0, {BucketKey(0, 0): 5}, [])
+    coordinator.create_partition(table, b"day")
+    reading: dict[str, Callable[[], object]] = {
+        table_path(table.table_id): lambda: coordinator.table("customers"),
+        table_name_path("customers"): lambda: coordinator.table("customers"),
+        partitions_path(table.table_id): lambda: coordinator.partitions(table),
+        owner_path(table.table_id, "a"): lambda: coordinator.records(table),
+        epoch_path(table.table_id): lambda: coordinator.records(table),
+        NEXT_TABLE_ID: lambda: coordinator.create_table("another", DEFINITION),
+    }
+    store = coordinator.store
+    for path, read in reading.items():
+        node = store.read(path)
+        assert node is not None
+        bits = range(8 * len(node.data))
+        for bit in (*bits[:80], *bits[80::7]):
+            damaged = bytearray(node.data)
+            damaged[bit // 8] ^= 1 << bit % 8
+            now = store.read(path)
+            assert now is not None
+            store.transact([Write(path, bytes(damaged), now.version)])
+            with pytest.raises(CorruptRecord):
+                read()
+        now = store.read(path)
+        assert now is not None
+        store.transact([Write(path, node.data, now.version)])
+        read()
