@@ -134,6 +134,37 @@ def test_a_batch_that_spark_replays_is_skipped_and_another_checkpoint_is_no_repl
     assert stored(table, KEYS) == counted(4)
 
 
+def test_a_new_checkpoint_under_a_named_owner_is_another_query_and_no_replay(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+
+    def night(number: int, **settings: Any) -> tuple[Any, AggregateSink]:
+        write_file(tmp_path / f"in-{number}", number, ones())
+        sink = sinks.sink(table, ["a", "b"], owner_id="nightly-load", **settings)
+        source = sinks.source(tmp_path / f"in-{number}")
+        query = sinks.run(source, sink, tmp_path / f"chk-{number}")
+        sink.close()
+        return query, sink
+
+    assert night(1)[0].failure is None
+    refused, _ = night(2)
+    assert "`nightly-load` last wrote table" in refused.failure
+    assert "pass handover=True if this one begins where that one ended" in refused.failure
+    for number in (2, 3):
+        query, sink = night(number, handover=True)
+        assert query.failure is None
+        assert (sink.status()["rows"], sink.status()["skipped"]) == (len(KEYS), 0)
+        assert stored(table, KEYS) == counted(number)
+    # The same checkpoint once more: that is a replay, with or without a handover.
+    for settings in ({}, {"handover": True}):
+        for name in ("0", ".0.crc"):
+            (tmp_path / "chk-3" / "commits" / name).unlink(missing_ok=True)
+        query, sink = night(3, **settings)
+        assert (query.failure, sink.status()["skipped"]) == (None, 1)
+    assert stored(table, KEYS) == counted(3)
+
+
 def test_two_sinks_of_one_query_need_an_owner_each(sinks: Sinks, tmp_path: Path) -> None:
     table = sinks.table(SUMS)
     for number in range(2):

@@ -1,4 +1,4 @@
-"""The Spark sink while its table is altered, and while its source moves between reads."""
+"""The Spark sink while its table is altered, its source moves, or another driver takes over."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,13 +7,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from locks import Fenced
 from merge_engine import InvalidInput, Schema, SchemaBuilder, UnknownColumn
 from merge_engine.failpoints import arm
+from recovery.errors import OldEpoch
 from server.local_cluster import LocalCluster
 from server.remote_table import RemoteTable
 from sink.aggregate_sink import AggregateSink
+from sink.quarantine import Quarantine
 from tests.conftest import SUMS
-from tests.sinks import KEYS, Sinks, counted, ones, sinks_of, stored
+from tests.sinks import KEYS, Sinks, counted, ones, parquet_rows, sinks_of, stored
 from tests.spark_session import SHORT_LIVED, quiet_spark
 from tests.zookeeper_server import wait_until
 
@@ -114,7 +117,7 @@ def test_a_column_of_a_running_sink_that_is_dropped_is_an_error_that_names_it(
 ) -> None:
     table = sinks.table(SUMS)
     sink = started(sinks, table, ["a", "b"])
-    table.drop_column("a")
+    table.drop_column("a", force=True)
     wait_until_told(sink)
     with pytest.raises(UnknownColumn, match=r"'a' \(BIGINT, sum\).* was dropped while .* ran;"):
         sink(sinks.frame(ones()), 1)
@@ -156,7 +159,7 @@ def test_a_column_that_is_dropped_while_a_batch_is_under_way_leaves_nothing_of_i
     sink = started(sinks, table, ["a", "b"], route=route)
 
     def drop() -> None:
-        table.drop_column("a")
+        table.drop_column("a", force=True)
         stored(table, KEYS)  # Now the servers know.
 
     with (
@@ -230,3 +233,68 @@ def test_a_source_with_new_partitions_at_every_read_is_an_error_that_says_what_t
     sink = sinks.sink(table, ["a"], owner_id="etl", route="driver")
     sink(moving(sinks, tmp_path, last_day=1_000), 0)
     assert stored(table, keys) == {(0 if key % 2 else 6, key): (1,) for key in KEYS}
+
+
+# --- Bad rows of several tables, drivers and promises -----------------------------------------
+
+
+BAD_ROWS = [{"k": 1, "a": 1, "b": 10}, {"k": None, "a": 33, "b": 33}]
+
+
+def setting_aside(sinks: Sinks, table: RemoteTable, place: Path, **settings: Any) -> AggregateSink:
+    """Return a sink whose bad rows go to the place."""
+    return sinks.sink(
+        table,
+        ["a", "b"],
+        owner_id="etl",
+        bad_rows="quarantine",
+        quarantine_path=str(place),
+        **settings,
+    )
+
+
+def test_tables_of_one_owner_share_a_place_for_bad_rows(sinks: Sinks, tmp_path: Path) -> None:
+    for table in (sinks.table(SUMS), sinks.table(SUMS)):
+        setting_aside(sinks, table, tmp_path)(sinks.frame(BAD_ROWS), 0)
+    assert [row["a"] for row in parquet_rows(tmp_path)] == [33, 33]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_driver_that_was_paused_does_not_touch_its_successors_bad_rows(
+    route: str, sinks: Sinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = sinks.table(SUMS)
+    frame = sinks.frame(BAD_ROWS)
+    old, new = (setting_aside(sinks, table, tmp_path, route=route) for _ in range(2))
+    real = Quarantine.clear
+    meanwhile: Iterator[Callable[[], None]] = iter([lambda: new(frame, 0)])
+
+    def clear(place: Quarantine) -> None:
+        for happens in meanwhile:
+            happens()
+        real(place)
+
+    monkeypatch.setattr(Quarantine, "clear", clear)
+    with pytest.raises((Fenced, OldEpoch)):
+        old(frame, 0)
+    assert [row["a"] for row in parquet_rows(tmp_path)] == [33]
+    assert stored(table, [1]) == {1: (1, 10)}
+
+
+@pytest.mark.parametrize("recovery", ["undo", "redo"])
+def test_bad_rows_are_set_aside_before_a_batch_is_promised(
+    recovery: str, sinks: Sinks, tmp_path: Path
+) -> None:
+    table, place = sinks.table(SUMS), tmp_path / "aside"
+    settings = {"recovery": recovery, "redo_location": str(tmp_path / "redo")}
+    place.write_text("not a directory")
+    sink = setting_aside(sinks, table, place, **settings)
+    with pytest.raises(OSError, match="aside"):
+        sink(sinks.frame(BAD_ROWS), 0)
+    sink.close()
+    place.unlink()
+    sink = setting_aside(sinks, table, place, **settings)
+    sink(sinks.frame(BAD_ROWS), 0)
+    assert sink.status()["skipped"] == 0
+    assert [row["a"] for row in parquet_rows(place)] == [33]
+    assert stored(table, [1]) == {1: (1, 10)}
