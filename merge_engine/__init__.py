@@ -9,6 +9,7 @@ from merge_engine.errors import (
     Corrupt,
     CorruptSegment,
     CorruptSnapshot,
+    CorruptTable,
     CorruptView,
     Deposed,
     InUse,
@@ -28,6 +29,7 @@ from merge_engine.errors import (
     UnknownColumn,
     UnknownFormat,
     UnknownOutcome,
+    UnknownSchema,
     WrongType,
 )
 from merge_engine.options import BucketOptions
@@ -55,6 +57,7 @@ __all__ = [
     "Corrupt",
     "CorruptSegment",
     "CorruptSnapshot",
+    "CorruptTable",
     "CorruptView",
     "Deposed",
     "InUse",
@@ -90,6 +93,7 @@ __all__ = [
     "UnknownColumn",
     "UnknownFormat",
     "UnknownOutcome",
+    "UnknownSchema",
     "Uploaded",
     "WrongType",
     "open_storage",

@@ -24,6 +24,7 @@ from merge_engine.errors import (
     LogGap,
     OffsetOutOfRange,
     UnknownColumn,
+    UnknownSchema,
 )
 from merge_engine.failpoints import hit
 from merge_engine.fold import Update, fold
@@ -98,17 +99,25 @@ class Bucket:
         options: BucketOptions | None = None,
         cache: Cache | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        read_schemas: Callable[[], SchemaHistory] | None = None,
     ) -> None:
-        """Open the bucket: take the lead, and bring the view up to the end of the log."""
+        """Open the bucket: bring the view up to the end of the log, and take the lead.
+
+        `read_schemas`: reads the table's definition again, when something is met that was written
+        under a later schema than is known here.
+        """
         self._options = options or BucketOptions()
         self._history = history
+        self._read_schemas = read_schemas
         self._lock = threading.RLock()
         self._closed = False
         cache = cache or self._options.to_cache()
         self._view = View(view_path, identity, self._options, cache)
         try:
             self._log = Log(storage, clock_ms=clock_ms)
-            self._check_view()  # Before it leads: an open that must fail deposes nobody.
+            # Before it leads: an open that must fail deposes nobody, and leaves nothing in the log.
+            self._learn(self._view.schema_version)
+            self._replay_log()
             self._log.lead()
             self._catch_up()
         except BaseException:
@@ -225,27 +234,40 @@ class Bucket:
                     f"cannot undo from offset {from_offset}: the log ends at {self._log.end}; "
                     "these offsets belong to another table or bucket"
                 )
-            base, start = self._log.end, max(from_offset, self._log.start)
-            updates = undo_updates(
-                lambda: self._log.segments(start, base),
-                debtor,
-                self._history.current.values(columns),
-                self._history.current,
-                max_bytes=self._options.undo_max_bytes,
-            )
-            for update in updates:
-                self._view.make_room()
-                row_keys, merged = self._plan(update)
-                plan = Plan(
-                    update=update, owner=debtor, token=None, row_keys=row_keys, merged=merged
-                )
-                hit("undo.planned")
-                self._write(plan, SegmentKind.UNDO, undo_from=from_offset)
+            base, chosen = self._log.end, self._history.current.values(columns)
+            while True:
+                start = max(from_offset, self._log.start)
+                try:
+                    self._undo(debtor, chosen, from_offset, start, base)
+                    break
+                except OffsetOutOfRange:
+                    # A former leader that does not know of us yet may be cleaning. What it cleans
+                    # is stable, and what was undone here already stays so.
+                    if self._log.start <= start:
+                        raise
             end = self._log.end
             if end == base:
                 self._log.confirm()
                 self._mark_undone(debtor, start, from_offset)
             return PutResult(base_offset=base, end_offset=end)
+
+    def _undo(
+        self, debtor: str, columns: Sequence[Column], from_offset: int, start: int, stop: int
+    ) -> None:
+        """Write the undo of what the offsets [start, stop) still have of [from_offset, stop)."""
+        updates = undo_updates(
+            lambda: self._log.segments(start, stop),
+            debtor,
+            columns,
+            self._history.current,
+            max_bytes=self._options.undo_max_bytes,
+        )
+        for update in updates:
+            self._view.make_room()
+            row_keys, merged = self._plan(update)
+            plan = Plan(update=update, owner=debtor, token=None, row_keys=row_keys, merged=merged)
+            hit("undo.planned")
+            self._write(plan, SegmentKind.UNDO, undo_from=from_offset)
 
     def _mark_undone(self, debtor: str, start: int, from_offset: int) -> None:
         """Log an undo that had nothing to change, if there are changes that cancelled each other.
@@ -287,7 +309,12 @@ class Bucket:
                 self._catch_up()
         history = self._history
         row_keys = history.row_keys(history.key_codec.encode(key_columns))
-        rows = history.decode(self._view.get(row_keys))
+        try:
+            rows = history.decode(self._view.get(row_keys))
+        except UnknownSchema:  # The table was altered, and rows were written, since we looked.
+            with self.exclusive():
+                history = self._history
+                rows = history.decode(self._view.get(row_keys))
         return finished(history, key_columns, rows, columns)
 
     def stored(self, key_columns: Sequence[pa.Array]) -> StoredAt:
@@ -301,7 +328,7 @@ class Bucket:
         history = self._history
         row_keys = history.row_keys(history.key_codec.encode(key_columns))
         values = self._view.get(row_keys)
-        if self._log.end != offset:
+        if self._log.end != offset:  # Then rows may be of a later schema, too.
             with self.exclusive():
                 self._catch_up()
                 history, offset = self._history, self._log.end
@@ -400,6 +427,9 @@ class Bucket:
         row_keys = self._history.row_keys(update.encoded_keys)
         stored = self._history.decode(self._view.get(row_keys))
         for column in update.columns:
+            if column.id >= self._history.current.next_column_id:
+                self._learn(self._history.current.version + 1)
+                return self._plan(update)
             if column.id not in self._history.position:
                 raise UnknownColumn(
                     f"column '{column.name}' was dropped meanwhile; nothing was written"
@@ -433,7 +463,8 @@ class Bucket:
             end_offset = header.base_offset + header.rows
             applied = AppliedToken(header.token, header.base_offset, end_offset)
             self._view.remember(header.owner, applied)
-        self._view.apply(row_keys, values, header.end_offset)
+        version = self._history.current.version if row_keys else 0
+        self._view.apply(row_keys, values, header.end_offset, version)
 
     def _to_segment(self, plan: Plan, kind: SegmentKind, undo_from: int | None) -> Segment:
         update, changed = plan.update, pa.array(plan.merged.changed)
@@ -461,10 +492,23 @@ class Bucket:
     def _catch_up(self) -> None:
         """End any doubt about the log's end, and bring the view there."""
         self._log.settle()
+        self._replay_log()
+
+    def _replay_log(self) -> None:
+        """Bring the view to the end of the log, as far as that is known here."""
         self._check_view()
         for segment in self._log.segments(self._view.applied):
             self._view.make_room()
             self._replay(segment)
+
+    def _learn(self, version: int) -> None:
+        """Know this schema version; UnknownSchema if the table's definition does not have it."""
+        if version > self._history.current.version and self._read_schemas is not None:
+            newer = self._read_schemas()
+            if newer.current.version > self._history.current.version:
+                self._history = newer
+        if version > self._history.current.version:
+            self._history.check_knows(version)
 
     def _check_view(self) -> None:
         """Raise unless the log has all that the view does not."""
@@ -482,7 +526,11 @@ class Bucket:
             )
 
     def _replay(self, segment: Segment) -> None:
-        """Apply a segment's after-states; what was merged once is not merged again."""
+        """Apply a segment's after-states; what was merged once is not merged again.
+
+        Only under a schema that has all its columns, unless they were dropped since.
+        """
+        self._learn(segment.header.schema_version)
         history = self._history
         row_keys: list[bytes] = []
         values: list[bytes] = []

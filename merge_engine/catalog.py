@@ -1,8 +1,9 @@
 """What an embedded table keeps about itself, beside its buckets' logs.
 
-Objects in the table's storage, each created once and never changed:
+Objects in the table's storage, each created once and never changed. All of them are a line of JSON
+and a line with its checksum (xxh3_64, in hexadecimal):
 
-    table.json               {"format": 1, "table_id": "...", "buckets": 4}
+    table.json               {"format": 2, "table_id": "...", "buckets": 4}
     schema/<version>.json    one per schema version, 8 digits
     partition/<hash>.json    {"key": "<hex of the encoded partition columns>", "id": "..."}, named
                              by the SHA-256 of the key, so that a key has one partition at a time,
@@ -14,14 +15,18 @@ Objects in the table's storage, each created once and never changed:
 import hashlib
 import json
 import uuid
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from merge_engine.errors import CorruptSegment, InvalidInput, UnknownFormat
+import xxhash
+
+from merge_engine.errors import CorruptTable, InvalidInput, SchemaError, UnknownFormat
 from merge_engine.schema import Schema
 from merge_engine.storage import AlreadyExists, MissingObject, ObjectStorage
 from merge_engine.stored import SchemaHistory
 
-FORMAT = 1
+FORMAT = 2
 UNPARTITIONED = "table"
 _TABLE = "table.json"
 
@@ -57,7 +62,7 @@ class Catalog:
         table_id = uuid.uuid4().hex
         description = {"format": FORMAT, "table_id": table_id, "buckets": buckets}
         try:
-            storage.create(_TABLE, json.dumps(description).encode())
+            storage.create(_TABLE, _checked(json.dumps(description)))
         except AlreadyExists as exc:
             raise InvalidInput(f"there is a table in {storage} already; open it instead") from exc
         return cls(storage, table_id, buckets)
@@ -66,15 +71,13 @@ class Catalog:
     def open(cls, storage: ObjectStorage) -> "Catalog":
         """Open the table that is there; InvalidInput if there is none."""
         try:
-            description = json.loads(storage.read(_TABLE))
+            description = _read(storage, _TABLE)
         except MissingObject as exc:
             raise InvalidInput(f"there is no table in {storage}; create one first") from exc
-        except ValueError as exc:
-            raise CorruptSegment(f"{_TABLE} in {storage} is damaged: {exc}") from exc
         if description.get("format") != FORMAT:
             raise UnknownFormat(
                 f"{_TABLE} in {storage} has format {description.get('format')}, this release "
-                f"reads {FORMAT}; upgrade"
+                f"reads {FORMAT}; it was written by another release"
             )
         return cls(storage, description["table_id"], description["buckets"])
 
@@ -82,12 +85,16 @@ class Catalog:
         """Store a new schema version and return the history with it."""
         try:
             storage = self._storage.child("schema")
-            storage.create(_schema_name(schema.version), schema.to_json().encode())
+            storage.create(_schema_name(schema.version), _checked(schema.to_json()))
         except AlreadyExists as exc:
             raise InvalidInput(
                 f"schema version {schema.version} exists already: the table was altered "
                 "elsewhere; open it again"
             ) from exc
+        return self.read_schemas()
+
+    def read_schemas(self) -> SchemaHistory:
+        """Read all schema versions again: the table may have been altered elsewhere."""
         self.history = self._read_history()
         return self.history
 
@@ -95,11 +102,11 @@ class Catalog:
         """Register a partition and return its id. After UnknownOutcome, call again."""
         storage = self._storage.child("partition")
         partition_id = uuid.uuid4().hex
-        document = json.dumps({"key": key.hex(), "id": partition_id}).encode()
+        document = _checked(json.dumps({"key": key.hex(), "id": partition_id}))
         try:
             storage.create(_partition_name(key), document)
         except AlreadyExists:  # An earlier attempt, of unknown outcome then, has succeeded.
-            partition_id = json.loads(storage.read(_partition_name(key)))["id"]
+            partition_id = _read(storage, _partition_name(key))["id"]
         self.partitions[key] = partition_id
         return partition_id
 
@@ -123,22 +130,59 @@ class Catalog:
 
     def _read_history(self) -> SchemaHistory:
         storage = self._storage.child("schema")
-        return SchemaHistory(Schema.from_json(storage.read(n).decode()) for n in storage.names())
+        schemas = []
+        for name in storage.names():
+            with _said_where(storage, name):
+                schemas.append(Schema.from_json(_checked_text(storage.read(name))))
+        if not schemas:
+            raise CorruptTable(f"{storage} has no schema; restore it from a copy")
+        return SchemaHistory(schemas)
 
     def _read_partitions(self) -> dict[bytes, str]:
         if not self.history.current.partition_by:
             return {b"": UNPARTITIONED}
         storage = self._storage.child("partition")
-        documents = [json.loads(storage.read(name)) for name in storage.names()]
+        documents = [_read(storage, name) for name in storage.names()]
         return {bytes.fromhex(document["key"]): document["id"] for document in documents}
+
+
+def _checked(text: str) -> bytes:
+    """Return a text with its checksum in a line behind it."""
+    data = text.encode()
+    return data + b"\n" + xxhash.xxh3_64_hexdigest(data).encode() + b"\n"
+
+
+def _checked_text(data: bytes) -> str:
+    """Return the text; ValueError if it is not what was written."""
+    text, _, checksum = data.removesuffix(b"\n").rpartition(b"\n")
+    if checksum != xxhash.xxh3_64_hexdigest(text).encode():
+        raise ValueError("it does not match its checksum")
+    return text.decode()
+
+
+def _read(storage: ObjectStorage, name: str) -> dict[str, Any]:
+    with _said_where(storage, name):
+        document: dict[str, Any] = json.loads(_checked_text(storage.read(name)))
+        return document
+
+
+@contextmanager
+def _said_where(storage: ObjectStorage, name: str) -> Iterator[None]:
+    """What is wrong with an object is damage, and is said together with where it is."""
+    try:
+        yield
+    except (ValueError, SchemaError) as exc:
+        raise CorruptTable(
+            f"{name} in {storage} is damaged: {exc}; restore it from a copy"
+        ) from exc
 
 
 def _create_or_same(storage: ObjectStorage, name: str, text: str) -> None:
     """Create, unless a creation that was killed half-way left the same."""
     try:
-        storage.create(name, text.encode())
+        storage.create(name, _checked(text))
     except AlreadyExists:
-        if storage.read(name) != text.encode():
+        if storage.read(name) != _checked(text):
             raise InvalidInput(
                 f"{storage} holds the schema of another table that was never finished; "
                 "empty it first"

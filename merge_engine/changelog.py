@@ -37,6 +37,7 @@ def change_records(segment: Segment, history: SchemaHistory, first_offset: int) 
     An update is two records with one offset: the values before, and the values after.
     `first_offset` is that of the segment's first row, which may have been cut.
     """
+    history.check_knows(segment.header.schema_version)
     schema = history.current
     written = [c for c in schema.value_columns if c.id in segment.changes]
     if not written:

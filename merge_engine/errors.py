@@ -21,9 +21,11 @@ TallybookError
 ├── Corrupt                 restore from a snapshot, or rebuild the view from the log
 │   ├── CorruptSegment
 │   ├── CorruptSnapshot     take another one
+│   ├── CorruptTable        what a table says about itself; restore it from a copy
 │   ├── CorruptView
 │   ├── LogGap              segments that are needed are missing
 │   └── UnknownFormat       written by a newer version; upgrade
+│       └── UnknownSchema   written under a later schema; read the table's definition again
 └── UnknownOutcome          the write may or may not have happened; ask again and see
 """
 
@@ -117,6 +119,10 @@ class CorruptSnapshot(Corrupt):
     """A snapshot's manifest or one of its files is damaged or gone. Take another snapshot."""
 
 
+class CorruptTable(Corrupt):
+    """An embedded table's own description is damaged. Restore the object from a copy."""
+
+
 class CorruptView(Corrupt):
     """The RocksDB view is damaged. Remove its directory: it is rebuilt from the log."""
 
@@ -127,6 +133,17 @@ class LogGap(Corrupt):
 
 class UnknownFormat(Corrupt):
     """Written in a format that this version does not know. Upgrade Tallybook."""
+
+
+class UnknownSchema(UnknownFormat):
+    """Written under a schema version that is not known here. Open the table again.
+
+    A column that is not known is not a column that was dropped: nothing is read in part.
+    """
+
+    def __init__(self, message: str, version: int = 0) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 class UnknownOutcome(TallybookError):

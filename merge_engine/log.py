@@ -209,8 +209,10 @@ class Log:
 
         With `older_than_ms`, those written since that time stay, and all after them. First the
         start is marked, then segments go: killed in between, the next call finishes. A former
-        leader that did not know of us may have cleaned, too: its mark counts as ours.
+        leader that does not know of us may be cleaning, too: its mark counts as ours, and what it
+        has deleted is gone. Deposed: that is us.
         """
+        self.confirm()
         self._take_marked_start()
         start = self.start
         for header in self.headers(self.start, before):
@@ -228,20 +230,18 @@ class Log:
         return self.start
 
     def _take_marked_start(self) -> None:
-        names = self._storage.names()
-        marked = _marked_start(names)
-        if marked > self.start:
-            left = set(names)
-            self._bases = [b for b in self._bases if b >= marked or segment_name(b) in left]
-            self.start = marked
+        """Look where the log starts by now: somebody else may have cleaned it."""
+        self.start = max(self.start, _marked_start(self._storage.names()))
 
     def _delete_below(self, start: int) -> None:
-        below = [base for base in self._bases if base < start]
-        spent = [base for base in below if self._header_at(base).kind != SegmentKind.LEADER]
-        for base in spent:
-            self._storage.delete([segment_name(base)])
-            hit("clean.deleted")
-        self._bases = sorted(set(self._bases).difference(spent))
+        spent = set()
+        for base in [base for base in self._bases if base < start]:
+            header = self._headers.get(base) or self._found_header(base)
+            if header is None or header.kind is not SegmentKind.LEADER:
+                spent.add(base)
+                self._storage.delete([segment_name(base)])
+                hit("clean.deleted")
+        self._bases = [base for base in self._bases if base not in spent]
         marks = [name for name in self._storage.names() if name.endswith(START_SUFFIX)]
         self._storage.delete([name for name in marks if _offset_of(name) < start])
         for base in list(self._headers):  # A copy: readers may add to it meanwhile.
@@ -262,6 +262,7 @@ class Log:
         try:
             return self._decode(name)
         except MissingObject as exc:
+            self._take_marked_start()
             if base < self.start:
                 raise OffsetOutOfRange(
                     f"offset {base} was cleaned meanwhile; the log starts at {self.start}"
@@ -271,8 +272,9 @@ class Log:
                 f"{self.end}); restore it from a copy of the log"
             ) from exc
 
-    def _header_at(self, base: int) -> SegmentHeader:
-        return self._headers.get(base) or self._read(base).header
+    def _found_header(self, base: int) -> SegmentHeader | None:
+        found = self._find(base)
+        return None if found is None else found.header
 
     def _find(self, base: int) -> Segment | None:
         """Return the segment at this offset, if there is one by now."""

@@ -74,6 +74,7 @@ class OpenBuckets:
             identity=f"{self._catalog.table_id}/{partition}/{number}",
             options=self._options,
             cache=self._cache,
+            read_schemas=self._catalog.read_schemas,
         )
 
     def map(self, call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

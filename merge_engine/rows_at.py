@@ -72,6 +72,7 @@ def load_mask(
     images = FirstImages(schema.value_columns, schema)
     reduce_at = max_bytes
     for segment in segments:
+        history.check_knows(segment.header.schema_version)
         images.add(segment)
         if images.nbytes > reduce_at:
             images.reduce()

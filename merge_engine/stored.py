@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from merge_engine import ragged
 from merge_engine.codec import FEW
-from merge_engine.errors import CorruptView, SchemaError, UnknownColumn, UnknownFormat
+from merge_engine.errors import CorruptView, SchemaError, UnknownColumn, UnknownSchema
 from merge_engine.keys import KeyCodec
 from merge_engine.ragged import Flags
 from merge_engine.rows import RowCodec, versions
@@ -57,13 +57,21 @@ class SchemaHistory:
         return self._schemas
 
     def schema(self, version: int) -> Schema:
-        """Return the schema of this version; UnknownFormat if it is not known here."""
-        try:
-            return self._schemas[version]
-        except KeyError:
-            raise UnknownFormat(
-                f"schema version {version} is unknown; this table has {sorted(self._schemas)}"
-            ) from None
+        """Return the schema of this version; UnknownSchema if it is not known here."""
+        self.check_knows(version)
+        return self._schemas[version]
+
+    def check_knows(self, version: int) -> None:
+        """Raise UnknownSchema for what was written under a schema that is not known here.
+
+        0 is that of segments without columns.
+        """
+        if version and version not in self._schemas:
+            raise UnknownSchema(
+                f"written under schema version {version}; the versions known here are "
+                f"{sorted(self._schemas)}: read the table's definition again",
+                version,
+            )
 
     def row_keys(self, encoded_keys: pa.BinaryArray) -> list[bytes]:
         """Return encoded keys as the view stores them."""

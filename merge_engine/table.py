@@ -213,8 +213,10 @@ class Table:
     ) -> Iterator[pa.RecordBatch]:
         """Yield a bucket's changes in [from, to) as records with finished values."""
         bucket = self.bucket(bucket_id)
-        history = bucket.history  # All records under one schema, even if it changes in between.
-        for segment in bucket.read_log(from_offset, to_offset):
+        end = bucket.settled_end()
+        # All records under one schema, which knows all that was written up to here.
+        history = bucket.history
+        for segment in bucket.read_log(from_offset, end if to_offset is None else to_offset):
             if segment.changes:
                 first_offset = max(segment.header.base_offset, from_offset)
                 yield change_records(segment, history, first_offset)

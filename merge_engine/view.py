@@ -7,8 +7,9 @@ log has the rest.
 
 Keys in RocksDB:
 
-    b"m" + name     meta: `format`, `identity`, `applied` (u64), `token:<owner>` (4 x u64: epoch,
-                    batch, base offset, end offset)
+    b"m" + name     meta: `format`, `identity`, `applied` (u64), `schema` (u64: the newest schema
+                    version of all rows, or a later one), `token:<owner>` (4 x u64: epoch, batch,
+                    base offset, end offset)
     b"r" + key      a row: the encoded key, and the value as `rows.py` lays it out
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
-from rocksdict import AccessType, Cache, Checkpoint, Options, Rdict, WriteBatch
+from rocksdict import AccessType, Cache, Checkpoint, DbClosedError, Options, Rdict, WriteBatch
 
 from merge_engine.errors import (
     Closed,
@@ -47,6 +48,7 @@ ROW_PREFIX = b"r"
 _DELETED = b""
 _APPLIED = b"mapplied"
 _FORMAT = b"mformat"
+_SCHEMA = b"mschema"
 _IDENTITY = b"midentity"
 _TOKEN_PREFIX = b"mtoken:"
 _OFFSET = struct.Struct("<Q")
@@ -91,8 +93,8 @@ class View:
             self._database = Rdict(str(path), options.to_options(cache))
         try:
             self._check_identity(identity)
-            stored = self._meta(_APPLIED)
-            self.applied: int = _OFFSET.unpack(stored)[0] if stored else 0
+            self.applied = self._number(_APPLIED)
+            self.schema_version = self._number(_SCHEMA)
         except BaseException:
             self._database.close()
             raise
@@ -142,8 +144,16 @@ class View:
         """Set the owner's last token; it reaches RocksDB with the next write."""
         self._tokens[owner] = applied
 
-    def apply(self, keys: Sequence[bytes], values: Sequence[bytes], applied: int) -> None:
+    def apply(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        applied: int,
+        schema_version: int = 0,
+    ) -> None:
         """Set rows (an empty value deletes) and the applied offset, in memory; then write behind.
+
+        `schema_version`: of the rows.
 
         The log has the change already, so nothing here can make it fail: if RocksDB does not take
         the rows now, memory keeps them and the next call tries again.
@@ -152,6 +162,7 @@ class View:
         self._recent_bytes += sum(map(len, keys)) + sum(map(len, values))
         self._recent_puts += 1
         self.applied = applied
+        self.schema_version = max(self.schema_version, schema_version)
         if self._behind() >= 1:
             try:
                 self.write_behind()
@@ -195,6 +206,7 @@ class View:
             stored = _TOKEN.pack(*last.token, last.base_offset, last.end_offset)
             put(_TOKEN_PREFIX + owner.encode(), stored)
         put(_APPLIED, _OFFSET.pack(self.applied))
+        put(_SCHEMA, _OFFSET.pack(self.schema_version))
         return batch
 
     def flush(self) -> int:
@@ -284,6 +296,10 @@ class View:
     def _meta(self, key: bytes) -> bytes | None:
         return self._read([key])[0]
 
+    def _number(self, key: bytes) -> int:
+        stored = self._meta(key)
+        return int(_OFFSET.unpack(stored)[0]) if stored else 0
+
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
         with _translated(self.path):
             return cast(list[bytes | None], self._database.get(cast(list[Any], keys)))
@@ -346,8 +362,10 @@ def _translated(path: Path) -> Iterator[None]:
     """Translate what rocksdict raises: bare exceptions with RocksDB's status as text."""
     try:
         yield
-    except CorruptView:
+    except (CorruptView, Closed):
         raise
+    except DbClosedError as exc:
+        raise Closed(f"{path} was closed meanwhile; open it again") from exc
     except Exception as exc:
         text = str(exc)
         if "While lock file" in text or "lock hold by current process" in text:

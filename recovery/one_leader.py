@@ -99,5 +99,6 @@ class OneLeader:
                 identity=f"{table.name}-{table.table_id}/{path}",
                 options=self._options,
                 cache=self._cache,
+                read_schemas=lambda: history_of(coordinator.table_by_id(table.table_id)),
             )
             self._buckets[key] = LedBucket(bucket, key)

@@ -102,27 +102,35 @@ class Hosting:
         with self._lock:
             return dict(self._buckets)
 
-    def open(self, key: LeadKey, read_snapshots: ReadSnapshots = list) -> None:
+    def open(
+        self,
+        key: LeadKey,
+        read_snapshots: ReadSnapshots = list,
+        read_table: Callable[[], ClusterTable] | None = None,
+    ) -> None:
         """Take the lead in the log, bring the view up to date, and serve.
 
         Where there is no view, or one that is older than the log, it is restored from a snapshot.
+        `read_table`: reads the definition again, for what was written under a later schema.
         """
         table = self.table(key.table_id)
         path = table.path(key.key)
         if not (self._views / path).exists():
             self._restore(key, read_snapshots)
         try:
-            bucket = self._open(table, path)
+            bucket = self._open(table, path, read_table)
         except LogGap:
             if not self._restore(key, read_snapshots):
                 raise
-            bucket = self._open(table, path)
+            bucket = self._open(table, path, read_table)
         with self._lock:
             self._buckets[key] = LedBucket(bucket, key.key, locked=table.locked)
             newest = self._tables.get(key.table_id, table)
         bucket.evolve(newest.history)
 
-    def _open(self, table: ClusterTable, path: str) -> Bucket:
+    def _open(
+        self, table: ClusterTable, path: str, read_table: Callable[[], ClusterTable] | None
+    ) -> Bucket:
         return Bucket(
             self._logs.child(path),
             self._views / path,
@@ -130,6 +138,7 @@ class Hosting:
             identity=path,
             options=self._options,
             cache=self._cache,
+            read_schemas=None if read_table is None else lambda: read_table().history,
         )
 
     def _restore(self, key: LeadKey, read_snapshots: ReadSnapshots) -> bool:

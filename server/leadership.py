@@ -132,7 +132,13 @@ class Leadership:
     def _open(self, key: LeadKey) -> None:
         began = time.monotonic()
         try:
-            self._hosting.open(key, lambda: self._snapshots(key))
+            self._hosting.open(
+                key,
+                lambda: self._snapshots(key),
+                lambda: ClusterTable(self._coordinator.table_by_id(key.table_id)),
+            )
+        except UnknownTable:  # Dropped since it was looked for; the next look lets go of it.
+            return
         except (TallybookError, OSError):
             # The next look tries again. The node stays: nobody else could open it, either, if it
             # is the log that is damaged; and if it is this machine, its operator sees the log.

@@ -81,8 +81,6 @@ class Reading:
         [key] = keys
         led = self._hosting.get(key)
         start, stop = fields.get("from_offset", int), fields.optional("to_offset", int)
-        history = led.bucket.history
-        schema = changelog_schema(history.current)
         self._session.check()
         if is_committed(fields):
             committed = committed_changes(
@@ -93,6 +91,9 @@ class Reading:
             end = led.bucket.settled_end()
             end = end if stop is None else min(end, stop)
             segments = led.bucket.read_log(start, end)
+        # Now that the end is fixed: this schema knows all that was written before it.
+        history = led.bucket.history
+        schema = changelog_schema(history.current)
 
         def changes() -> Iterator[Any]:
             for segment in segments:

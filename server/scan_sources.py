@@ -1,12 +1,12 @@
 """The sources of a table's scan, each bucket by bucket: live rows, KV snapshots, the log."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from locks import BucketKey, LeadKey, ListedSnapshot
-from merge_engine import Column, InvalidInput, ObjectStorage
+from merge_engine import Column, InvalidInput, ObjectStorage, SchemaHistory
 from merge_engine.changelog import changelog_schema
 from server.bucket_rows import BucketRows
 from server.calls import Calls
@@ -47,10 +47,15 @@ def snapshot_rows(
     storage: ObjectStorage,
     table: ClusterTable,
     columns: Sequence[Column],
-    isolation: str,
     lease: SnapshotLease,
+    *,
+    isolation: str,
+    knowing: Callable[[int], SchemaHistory],
 ) -> OpenRows:
-    """Return how to open a bucket's rows in the snapshot that is leased."""
+    """Return how to open a bucket's rows in the snapshot that is leased.
+
+    `knowing`: returns the table's schemas, up to this version at least.
+    """
     snapshots: Mapping[BucketKey, ListedSnapshot] = lease.snapshots
 
     def open_rows(key: BucketKey, limit: int | None) -> Rows:
@@ -62,6 +67,7 @@ def snapshot_rows(
             key,
             snapshots[key],
             columns,
+            knowing=knowing,
             committed=isolation == COMMITTED,
             limit=limit,
             check=lease.check,
@@ -82,8 +88,9 @@ class LogRows:
     that of the update, whose first image then comes again.
     """
 
-    def __init__(self, changes: Changelog, limit: int | None) -> None:
+    def __init__(self, changes: Changelog, schema: pa.Schema, limit: int | None) -> None:
         self._changes = changes
+        self._schema = schema
         self._limit = limit
         self.offset = changes.next_offset
 
@@ -91,6 +98,11 @@ class LogRows:
         """Yield batches, as many records as the limit says."""
         left = self._limit
         for batch in self._changes:
+            if batch.schema != self._schema:
+                raise InvalidInput(
+                    "the table was altered while its log was read; begin again from the offset of "
+                    "each bucket, with `table.refresh()` first"
+                )
             self.offset = self._changes.next_offset
             if left is not None and batch.num_rows >= left:
                 if batch.num_rows > left:

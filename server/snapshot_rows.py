@@ -13,6 +13,7 @@ from merge_engine import (
     MissingSnapshot,
     ObjectStorage,
     OffsetOutOfRange,
+    SchemaHistory,
     SnapshotStorage,
 )
 from merge_engine.errors import Corrupt
@@ -36,13 +37,17 @@ class SnapshotRows:
         snapshot: ListedSnapshot,
         columns: Sequence[Column],
         *,
+        knowing: Callable[[int], SchemaHistory],
         committed: bool,
         limit: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check`: raises if the snapshot is no longer held, so that its files may be going."""
+        """`knowing`: returns the table's schemas, up to this version at least, or raises.
+
+        `check`: raises if the snapshot is no longer held, so that its files may be going.
+        """
         self._storage = storage.child(table.path(key))
-        self._table = table
+        self._knowing = knowing
         self._snapshot = snapshot
         self._columns = columns
         self._committed = committed
@@ -93,6 +98,6 @@ class SnapshotRows:
             view,
             log=Log(self._storage),
             stable=manifest.stable,
-            history=self._table.history,
+            history=self._knowing(manifest.schema_version),
             committed=self._committed,
         )

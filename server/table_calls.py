@@ -7,6 +7,7 @@ from locks import BucketKey, Coordinator, LeadKey
 from merge_engine import (
     ObjectStorage,
     Schema,
+    SchemaHistory,
 )
 from merge_engine.routing import Route
 from recovery.writer import TableWriter
@@ -77,6 +78,13 @@ class TableCalls:
     def refresh(self) -> None:
         """Look again at the definition: others may have altered it."""
         self._table = ClusterTable(self._access.coordinator.table_by_id(self.table_id))
+
+    def _knowing(self, version: int) -> SchemaHistory:
+        """Return all schemas up to this version at least; UnknownSchema if there is none such."""
+        if version > self.schema.version:
+            self.refresh()
+        self._table.history.check_knows(version)
+        return self._table.history
 
     def bucket_keys(self) -> list[BucketKey]:
         """Return all buckets of all partitions, as they are now."""

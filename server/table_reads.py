@@ -127,7 +127,14 @@ class TableReads(TableCalls):
         if source is ScanSource.SNAPSHOT:
             assert lease is not None
             known = list(lease.snapshots)
-            opening = snapshot_rows(self._access.storage(), table, chosen, isolation, lease)
+            opening = snapshot_rows(
+                self._access.storage(),
+                table,
+                chosen,
+                lease,
+                isolation=isolation,
+                knowing=self._knowing,
+            )
             wanted = chosen_buckets(known, buckets)
             return TableScan(wanted, row_schema(table, chosen), opening, limit=limit)
         wanted = chosen_buckets(self.bucket_keys(), buckets)
@@ -135,12 +142,14 @@ class TableReads(TableCalls):
             if columns is not None:
                 raise InvalidInput("change records have the columns that changed: leave `columns`")
             offsets = dict(from_offsets or {})
+            self.refresh()  # Records have all columns that there are, not those we know of.
+            schema = log_schema(self._table)
 
             def changes(key: BucketKey, most: int | None) -> LogRows:
                 changelog = self.changelog(key, offsets.get(key, 0), isolation=isolation)
-                return LogRows(changelog, most)
+                return LogRows(changelog, schema, most)
 
-            return TableScan(wanted, log_schema(table), changes, limit=limit)
+            return TableScan(wanted, schema, changes, limit=limit)
         opening = live_rows(self._access.calls, table, chosen, isolation, self._check_partitions)
         return TableScan(wanted, row_schema(table, chosen), opening, limit=limit)
 

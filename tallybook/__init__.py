@@ -12,6 +12,7 @@ from merge_engine import (
     Corrupt,
     CorruptSegment,
     CorruptSnapshot,
+    CorruptTable,
     CorruptView,
     Deposed,
     InUse,
@@ -37,6 +38,7 @@ from merge_engine import (
     UnknownColumn,
     UnknownFormat,
     UnknownOutcome,
+    UnknownSchema,
     WrongType,
 )
 from server.client import Cluster, connect
@@ -69,6 +71,7 @@ __all__ = [
     "Corrupt",
     "CorruptSegment",
     "CorruptSnapshot",
+    "CorruptTable",
     "CorruptView",
     "Deposed",
     "InUse",
@@ -106,6 +109,7 @@ __all__ = [
     "UnknownLease",
     "UnknownOrExpiredScannerError",
     "UnknownOutcome",
+    "UnknownSchema",
     "WrongType",
     "connect",
 ]

@@ -82,8 +82,12 @@ class BucketFactory:
         identity: str = "test",
         options: BucketOptions | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        later: Sequence[Schema] = (),
     ) -> Bucket:
-        """Open a bucket; the same name again is the same bucket. Several schemas: a history."""
+        """Open a bucket; the same name again is the same bucket. Several schemas: a history.
+
+        `later`: what there is to learn when the definition is read again.
+        """
         bucket = Bucket(
             self.storage(name) if storage is None else storage,
             self.view_path(name, view),
@@ -91,6 +95,7 @@ class BucketFactory:
             identity=identity,
             options=options,
             clock_ms=clock_ms,
+            read_schemas=(lambda: SchemaHistory(later)) if later else None,
         )
         self._opened.append(bucket)
         return bucket

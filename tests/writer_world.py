@@ -296,11 +296,12 @@ class World:
 
     def records(self) -> dict[str, LockRecord]:
         prefix = owners_path(self.table.table_id) + "/" if hasattr(self, "table") else "-"
-        return {
+        found = {
             path.removeprefix(prefix): decode_record(node.data)
             for path, node in self.shared.nodes.items()
             if path.startswith(prefix)
         }
+        return {owner: record for owner, record in found.items() if not record.blank}
 
     def transact(self, apply: Callable[[], None]) -> None:
         before = self.records()

@@ -13,7 +13,15 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from merge_engine.errors import CorruptSegment, InUse, LogGap, UnknownFormat
+from merge_engine.errors import (
+    Corrupt,
+    CorruptSegment,
+    CorruptTable,
+    InUse,
+    LogGap,
+    UnknownFormat,
+)
+from merge_engine.schema_builder import SchemaBuilder
 from merge_engine.segment import segment_name
 from merge_engine.table import Table
 from tests.conftest import rows_of, schema_of
@@ -77,15 +85,16 @@ def test_a_missing_segment_is_reported_with_file_and_place(closed_table: Path) -
 @pytest.mark.parametrize("name", ["table.json", "schema/00000001.json"])
 def test_a_description_of_a_newer_format_is_refused(closed_table: Path, name: str) -> None:
     path = closed_table / name
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"format": 9}))
-    with pytest.raises(UnknownFormat, match=r"has format 9, .* reads (format )?1.*; upgrade"):
+    document = json.loads(path.read_text().splitlines()[0])
+    newer = json.dumps(document | {"format": 9})
+    path.write_text(f"{newer}\n{xxhash.xxh3_64_hexdigest(newer.encode())}\n")
+    with pytest.raises(UnknownFormat, match=r"has format 9, .* reads (format )?\d.*"):
         Table.open(closed_table)
 
 
 def test_a_damaged_description_is_reported_by_name(closed_table: Path) -> None:
     (closed_table / "table.json").write_text("{")
-    with pytest.raises(CorruptSegment, match=r"table\.json in .* is damaged"):
+    with pytest.raises(CorruptTable, match=r"table\.json in .* is damaged"):
         Table.open(closed_table)
 
 
@@ -131,3 +140,31 @@ def test_a_second_process_is_told_that_the_bucket_is_in_use_and_harms_nobody(
     finally:
         process.kill()
         process.wait()
+
+
+def test_no_bit_of_what_a_table_says_about_itself_can_be_flipped_unnoticed(tmp_path: Path) -> None:
+    schema = (
+        SchemaBuilder()
+        .column("day", pa.int64())
+        .column("k", pa.int64())
+        .primary_key("day", "k")
+        .partitioned_by("day")
+        .agg_column("s", pa.string(), "string_agg", delimiter="|")
+        .build()
+    )
+    with Table.create(tmp_path, schema, buckets=4) as table:
+        table.put({"day": [1], "k": [1], "s": ["a"]})
+        table.add_column("n", pa.int64(), "sum")
+    told = [path for path in tmp_path.rglob("*.json") if not path.is_relative_to(tmp_path / "view")]
+    assert len(told) == 4
+    for path in told:
+        whole = path.read_bytes()
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            with pytest.raises(Corrupt):
+                Table.open(tmp_path)
+        path.write_bytes(whole)
+    with Table.open(tmp_path) as table:
+        assert table.to_arrow().to_pylist() == [{"day": 1, "k": 1, "s": "a", "n": None}]

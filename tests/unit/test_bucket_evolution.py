@@ -1,14 +1,19 @@
 """A bucket whose schema changes: columns that are added, dropped and renamed."""
 
+from collections.abc import Callable, Iterator, Sequence
+
 import pyarrow as pa
 import pytest
 
 from merge_engine.batch import read_batch
-from merge_engine.errors import UnknownColumn
+from merge_engine.changelog import change_records
+from merge_engine.errors import UnknownColumn, UnknownSchema
 from merge_engine.fold import fold
 from merge_engine.options import BucketOptions
+from merge_engine.rows_at import load_mask
 from merge_engine.schema import Schema
 from merge_engine.stored import SchemaHistory
+from merge_engine.view import View
 from tests.buckets import ADDED, DROPPED, EAGER, RENAMED, add, evolved
 from tests.conftest import SUMS, BucketFactory, batch, rows_of
 
@@ -144,3 +149,80 @@ def test_a_batch_read_before_its_column_was_dropped_is_refused_by_name(
     bucket.evolve(SchemaHistory(DROPPED))
     with bucket.exclusive(), pytest.raises(UnknownColumn, match="column 'a' was dropped"):
         bucket.plan(update)
+
+
+# A column that is not known is not a column that was dropped
+
+
+@pytest.mark.parametrize("written", ["in the log", "in the view"])
+def test_what_was_written_under_a_later_schema_is_read_under_it(
+    bucket_factory: BucketFactory, written: str
+) -> None:
+    bucket = bucket_factory(ADDED)
+    bucket.put(batch(k=[1, 2], a=[1, 2], c=[10, 20]))
+    if written == "in the view":
+        bucket.flush()
+    bucket_factory.crash(into="copy")
+    stale = bucket_factory(SUMS, name="copy", later=ADDED)
+    assert stale.history.current == ADDED[-1]
+    assert rows_of(stale) == {1: (1, None, 10), 2: (2, None, 20)}
+
+
+@pytest.mark.parametrize("later", [(), [SUMS]], ids=["no way to ask", "no answer"])
+@pytest.mark.parametrize("written", ["in the log", "in the view"])
+def test_what_nobody_knows_the_schema_of_is_refused_and_nothing_is_led(
+    bucket_factory: BucketFactory, written: str, later: list[Schema]
+) -> None:
+    bucket = bucket_factory(ADDED)
+    bucket.put(batch(k=[1], c=[10]))
+    if written == "in the view":
+        bucket.flush()
+    bucket_factory.crash(into="copy")
+    segments = bucket_factory.storage("copy").names()
+    for _ in range(3):
+        with pytest.raises(UnknownSchema, match=r"schema version 2; the versions known here are"):
+            bucket_factory(SUMS, name="copy", later=later)
+    assert bucket_factory.storage("copy").names() == segments
+    assert rows_of(bucket_factory(ADDED, name="copy")) == {1: (None, None, 10)}
+
+
+def test_a_put_of_a_column_that_the_bucket_has_not_heard_of_is_written(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory(SUMS, later=ADDED)
+    rows = read_batch(batch(k=[1], c=[5]), ADDED[-1], BucketOptions())
+    with bucket.exclusive():
+        bucket.commit(bucket.plan(fold(rows, bucket.history.key_codec)))
+    assert rows_of(bucket) == {1: (None, None, 5)}
+
+
+def test_masks_and_change_records_of_a_later_schema_are_not_made_under_an_earlier_one(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory(ADDED)
+    bucket.put(batch(k=[1], c=[5]))
+    [_, segment] = bucket.read_log(0)
+    earlier = SchemaHistory([SUMS])
+    with pytest.raises(UnknownSchema):
+        change_records(segment, earlier, 1)
+    with pytest.raises(UnknownSchema):
+        load_mask([segment], earlier, start=1, stop=2)
+
+
+def test_a_look_up_beside_an_alteration_and_a_put_sees_either(
+    bucket_factory: BucketFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1], [1])
+    real = View.get
+    meanwhile: Iterator[Callable[[], object]] = iter(
+        [lambda: bucket.evolve(SchemaHistory(ADDED)), lambda: add(bucket, [1], [1])]
+    )
+
+    def get(view: View, keys: Sequence[bytes]) -> list[bytes | None]:
+        for happens in meanwhile:
+            happens()
+        return real(view, keys)
+
+    monkeypatch.setattr(View, "get", get)
+    assert bucket.lookup(batch(k=[1])).to_pylist() == [{"k": 1, "a": 2, "b": None}]

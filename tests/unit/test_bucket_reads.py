@@ -1,10 +1,13 @@
 """Scans and look-ups of a bucket."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pytest
 
-from merge_engine.errors import UnknownColumn
+from merge_engine.errors import Closed, UnknownColumn
 from merge_engine.stored import SchemaHistory
+from merge_engine.view import View
 from tests.buckets import DROPPED, EAGER, add, delete
 from tests.conftest import BucketFactory, batch, rows_of
 
@@ -82,3 +85,22 @@ def test_a_lookup_answers_in_the_order_asked_with_nulls_where_there_is_no_row(
     assert found.to_pydict() == {"k": [2, 9, 1, 2], "a": [2, None, 1, 2]}
     nothing = bucket.lookup(batch(k=pa.array([], pa.int64())))
     assert (nothing.num_rows, nothing.schema.names) == (0, ["k", "a", "b"])
+
+
+def test_a_look_up_beside_a_close_is_told_that_it_was_closed(
+    bucket_factory: BucketFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = bucket_factory(options=EAGER)
+    add(bucket, [1], [1])
+    bucket.flush()
+    bucket.close()
+    bucket = bucket_factory(options=EAGER)
+    real = View.get
+
+    def get(view: View, keys: Sequence[bytes]) -> list[bytes | None]:
+        bucket.close()
+        return real(view, keys)
+
+    monkeypatch.setattr(View, "get", get)
+    with pytest.raises(Closed, match="was closed meanwhile"):
+        bucket.lookup(batch(k=[1]))

@@ -6,7 +6,16 @@ from collections.abc import Callable
 import pytest
 
 from merge_engine.bucket import Bucket
-from merge_engine.errors import CorruptView, Deposed, InUse, InvalidInput, LogGap
+from merge_engine.errors import (
+    CorruptSegment,
+    CorruptView,
+    Deposed,
+    InUse,
+    InvalidInput,
+    LogGap,
+    OffsetOutOfRange,
+)
+from merge_engine.failpoints import arm
 from merge_engine.segment import Token, segment_name
 from tests.buckets import add, delete
 from tests.conftest import BucketFactory, batch, rows_of
@@ -168,3 +177,85 @@ def test_a_deposed_leader_does_not_say_that_nothing_had_to_be_changed(
     second.clean(second.end_offset)
     with pytest.raises(Deposed, match="open it again"):
         call(first)
+
+
+def test_an_open_that_fails_in_its_replay_leaves_nothing_in_the_log(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory()
+    add(bucket, [1], [1])
+    bucket.close()
+    [_, damaged] = bucket_factory.log_path().glob("*.seg")
+    whole = damaged.read_bytes()
+    shutil.rmtree(bucket_factory.view_path())
+    damaged.write_bytes(whole[:-1])
+    for _ in range(3):
+        with pytest.raises(CorruptSegment):
+            bucket_factory()
+    assert len(bucket_factory.storage().names()) == 2
+    damaged.write_bytes(whole)
+    assert rows_of(bucket_factory()) == {1: (1, None)}
+
+
+# A leader that was deposed, does not know it, and is still cleaning
+
+
+def restored(bucket_factory: BucketFactory, puts: int) -> Bucket:
+    """Return a leader with so many puts of `a` in its log, and a copy of its view as `other`."""
+    bucket = bucket_factory()
+    for _ in range(puts):
+        add(bucket, [1], [1], owner="a")
+    bucket.flush()
+    shutil.copytree(bucket_factory.view_path(), bucket_factory.view_path(view="other"))
+    bucket.close()
+    return bucket_factory()
+
+
+def test_a_successor_that_opens_while_the_log_is_being_cleaned_cleans_on(
+    bucket_factory: BucketFactory,
+) -> None:
+    zombie = restored(bucket_factory, 6)
+    opened: list[Bucket] = []
+
+    def open_once() -> None:
+        if not opened:
+            opened.append(bucket_factory(view="other"))
+
+    with arm("clean.deleted", open_once):
+        zombie.clean(5)
+    [successor] = opened
+    for before in (5, 6, 7):
+        assert successor.clean(before) == before
+    assert rows_of(successor) == {1: (6, None)}
+
+
+@pytest.mark.parametrize("step", ["clean.before_mark", "clean.marked", "clean.deleted"])
+def test_an_undo_goes_back_to_where_a_former_leader_has_cleaned_the_log(
+    bucket_factory: BucketFactory, step: str
+) -> None:
+    zombie = restored(bucket_factory, 6)
+    opened: list[Bucket] = []
+
+    def succeed() -> None:
+        if not opened:
+            opened.append(bucket_factory(view="other"))
+            add(opened[0], [1, 2], [10, 10], owner="b")
+
+    with arm(step, succeed):
+        zombie.clean(5)
+    [successor] = opened
+    assert successor.undo("b", ["a"], 3).changed == 2
+    assert rows_of(successor) == {1: (6, None)}
+    with pytest.raises(OffsetOutOfRange, match=r"the log starts at 5|which has \[5"):
+        list(successor.read_log(3))
+    assert next(header.base_offset for header in successor.headers(0)) == 5
+
+
+def test_a_leader_that_was_deposed_does_not_begin_to_clean(bucket_factory: BucketFactory) -> None:
+    zombie = restored(bucket_factory, 6)
+    successor = bucket_factory(view="other")
+    names = bucket_factory.storage().names()
+    with pytest.raises(Deposed):
+        zombie.clean(5)
+    assert bucket_factory.storage().names() == names
+    assert rows_of(successor) == {1: (6, None)}

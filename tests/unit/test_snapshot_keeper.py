@@ -403,8 +403,10 @@ def test_a_successor_cleans_a_log_that_its_predecessor_has_cleaned_meanwhile(
         [(taken.snapshot_id, taken.term)],
         world.factory.view_path(view=f"view-{world.views + 1}"),
     )
-    after, successor = world.lead(retained=1)
-    assert keeper.clean_log(older_than_ms=EVERYTHING) == taken.stable
+    led: list[tuple[Bucket, SnapshotKeeper]] = []
+    with arm("clean.before_mark", lambda: led.append(world.lead(retained=1))):
+        assert keeper.clean_log(older_than_ms=EVERYTHING) == taken.stable
+    [(after, successor)] = led
     add(after, [3], [1])
     latest = successor.take()
     assert successor.clean_log(older_than_ms=EVERYTHING) == latest.stable
