@@ -31,6 +31,7 @@ from locks.errors import (
     UnknownOutcome,
     UnknownTable,
 )
+from locks.heartbeat import Heartbeat
 from locks.leaders import LeadKey
 from locks.lease_records import LeaseInfo
 from locks.leases import Acquired, Leases
@@ -60,6 +61,7 @@ __all__ = [
     "EmbeddedZooKeeper",
     "Fenced",
     "HandoverNeeded",
+    "Heartbeat",
     "InvalidColumns",
     "InvalidLease",
     "InvalidOwner",

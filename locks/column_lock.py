@@ -16,6 +16,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from locks.deadlines import deadline_in, remaining
 from locks.errors import Fenced, InvalidRequest, RewoundBatch, StaleLeaders, Unavailable
 from locks.offsets import BucketKey, Offsets
 from locks.paths import owner_path, server_path
@@ -252,7 +253,7 @@ class ColumnLock:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One call at a time; a thread waits for another's no longer than for ZooKeeper."""
-        if not self._mutex.acquire(timeout=self._deadline_s):
+        if not self._mutex.acquire(timeout=remaining(deadline_in(self._deadline_s))):
             raise Unavailable(
                 f"another call on the lock of `{self.owner}` is still under way after "
                 f"{self._deadline_s:g} s; try again"

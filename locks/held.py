@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from locks.deadlines import deadline_in
 from locks.errors import Unavailable
 from locks.framing import read_counter
 from locks.paths import epoch_path, owner_path, owners_path
@@ -52,7 +53,7 @@ def read_held(store: CoordinationStore, table: Table, deadline_s: float) -> Held
 
     Unavailable if somebody acquired during every attempt within the deadline.
     """
-    deadline = time.monotonic() + deadline_s
+    deadline = deadline_in(deadline_s)
     store.sync()
     counter = _read_epoch(store, table)
     while True:

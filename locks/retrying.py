@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from locks.deadlines import deadline_in
 from locks.errors import Unavailable, UnknownOutcome
 from locks.store import Conflict, CoordinationStore
 
@@ -17,7 +18,7 @@ def retried(store: CoordinationStore, deadline_s: float, attempt: Callable[[], R
     unknown outcome is resolved by reading: an attempt *first looks whether an earlier one of the
     same call took effect*, and here it is made sure that it sees that.
     """
-    deadline = time.monotonic() + deadline_s
+    deadline = deadline_in(deadline_s)
     doubt: UnknownOutcome | None = None
     while True:
         try:

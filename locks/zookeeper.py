@@ -37,6 +37,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
+from locks.deadlines import deadline_in, remaining
 from locks.errors import (
     AccessDenied,
     CoordinationError,
@@ -89,10 +90,12 @@ class ZooKeeperStore:
         # kazoo's own chroot has to exist before it can be used; ours is a prefix.
         servers, slash, chroot = hosts.partition("/")
         self._root = f"{slash}{chroot}".rstrip("/")
+        self._session_timeout_s = session_timeout_s
         self._client = _client(servers, session_timeout_s, credentials)
+        self._observe_negotiation()
         self._client.add_listener(self._on_state)
         try:
-            self._client.start(timeout=deadline_s)
+            self._client.start(timeout=remaining(deadline_in(deadline_s)))
         except KazooTimeoutError as exc:
             raise Unavailable(f"no ZooKeeper at {hosts} within {deadline_s:g} s") from exc
         try:
@@ -108,7 +111,7 @@ class ZooKeeperStore:
         nodes: list[Node | None] = []
         for first in range(0, len(paths), READS_AT_ONCE):
             some = paths[first : first + READS_AT_ONCE]
-            self._wait_until_connected(time.monotonic() + self._deadline_s)
+            self._wait_until_connected(deadline_in(self._deadline_s))
             sent = [self._client.get_async(self._root + path) for path in some]
             nodes += map(self._node, some, sent)
         return nodes
@@ -138,14 +141,14 @@ class ZooKeeperStore:
 
     def transact(self, operations: Sequence[Operation]) -> None:
         check_size(operations)
-        deadline = time.monotonic() + self._deadline_s
+        deadline = deadline_in(self._deadline_s)
         self._wait_until_connected(deadline)
         transaction = self._client.transaction()
         for operation in operations:
             _add(transaction, operation, self._root)
         with self._translated():
             try:
-                results = transaction.commit_async().get(timeout=_remaining(deadline))
+                results = transaction.commit_async().get(timeout=remaining(deadline))
             except _LOST_ANSWER as exc:
                 raise UnknownOutcome(f"ZooKeeper at {self._hosts} did not answer a write") from exc
             if self._lost.is_set():  # It may have been sent in a session that kazoo made anew.
@@ -157,6 +160,23 @@ class ZooKeeperStore:
         watch = Watch(self._client, self._root + path, changed)
         self._watches.append(watch)
         watch.arm()
+
+    @property
+    def session_timeout_s(self) -> float:
+        """How long ZooKeeper keeps the session without hearing of it: not always as asked for."""
+        return self._session_timeout_s
+
+    def _observe_negotiation(self) -> None:
+        """Learn the time-out that ZooKeeper grants. kazoo goes by it and tells nobody."""
+        connection = self._client._connection
+        connect = connection._connect
+
+        def observed(*where: Any) -> Any:
+            read_timeout_ms, connect_timeout_ms = connect(*where)
+            self._session_timeout_s = read_timeout_ms * 1.5 / 1000  # It reads for two thirds of it.
+            return read_timeout_ms, connect_timeout_ms
+
+        connection._connect = observed
 
     @property
     def connected(self) -> bool:
@@ -182,13 +202,13 @@ class ZooKeeperStore:
 
         `sent`: what the first sending returned, if that is done already.
         """
-        deadline = time.monotonic() + self._deadline_s
+        deadline = deadline_in(self._deadline_s)
         while True:
             self._wait_until_connected(deadline)
             with self._translated():
                 try:
                     answer = request() if sent is None else sent
-                    return answer.get(timeout=_remaining(deadline))
+                    return answer.get(timeout=remaining(deadline))
                 except _LOST_ANSWER as exc:
                     sent = None
                     if time.monotonic() >= deadline:
@@ -240,7 +260,7 @@ class ZooKeeperStore:
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(
-            f"ZooKeeper at {self._hosts} did not answer within {self._deadline_s:g} s; try again"
+            f"ZooKeeper at {self._hosts} is away: it did not answer in time; try again"
         )
 
 
@@ -294,7 +314,3 @@ def _check_results(operations: Sequence[Operation], results: Sequence[Any]) -> N
         raise result
     if any(isinstance(result, Exception) for result in results):
         raise CoordinationError(f"ZooKeeper rolled a transaction back without a reason: {results}")
-
-
-def _remaining(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)

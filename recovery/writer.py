@@ -30,6 +30,7 @@ from locks import (
     UnknownOutcome,
 )
 from locks.coordinator import DEFAULT_TTL_MS
+from locks.deadlines import within
 from locks.records import new_stamp
 from merge_engine import (
     CorruptSegment,
@@ -446,18 +447,24 @@ class TableWriter:
             logger.warning("what `%s` has not committed is undone later: %s", self._owner, exc)
 
     def _until_cured(self, attempt: Callable[[], Result]) -> Result:
-        """Attempt until it succeeds, starting over in between, or until the deadline."""
-        deadline, pause_s = time.monotonic() + self._deadline_s, _FIRST_PAUSE_S
+        """Attempt until it succeeds, starting over in between, or until the deadline.
+
+        That begins with the first failure: how long a batch takes that nothing happens to is
+        nobody's concern here.
+        """
+        deadline, pause_s = float("inf"), _FIRST_PAUSE_S
         lost = False
         while True:
             try:
                 if lost:
-                    self._access, lost = self._access.reconnect(), False
+                    with within(deadline - time.monotonic()):
+                        self._access, lost = self._access.reconnect(), False
                 return attempt()
             except (Fenced, OldEpoch):
                 self._state = WriterState.FENCED
                 raise
             except CURABLE as exc:
+                deadline = min(deadline, time.monotonic() + self._deadline_s)
                 if time.monotonic() + pause_s > deadline:
                     raise
                 logger.info("%s tries again: %s", self._owner, exc)

@@ -140,9 +140,9 @@ class BucketRows:
             raise Closed(f"this scan of bucket {self._key} was closed; begin another")
 
         def begin(
-            address: str, keys: Sequence[LeadKey], _: float
+            address: str, keys: Sequence[LeadKey], left_s: float
         ) -> Mapping[LeadKey, tuple[str, Message, Iterator[Message]]]:
-            stream = self._ask(address, {})
+            stream = self._ask(address, {}, left_s)
             first = next(stream, None)
             if first is None:
                 raise Broken(address, flight.FlightError("it ended a scan without a word"))
@@ -158,14 +158,15 @@ class BucketRows:
     def _resume(self) -> None:
         """Go on with the same scanner, behind the last key."""
         after = None if self._after is None else self._after.hex()
-        stream = self._ask(self._address, {"scanner": self._scanner, "after": after})
+        more = {"scanner": self._scanner, "after": after}
+        stream = self._ask(self._address, more, self._calls.attempt_s)
         next(stream, None)  # What it says about itself is known.
         self._stream = stream
 
-    def _ask(self, address: str, more: Mapping[str, Any]) -> Iterator[Message]:
+    def _ask(self, address: str, more: Mapping[str, Any], left_s: float) -> Iterator[Message]:
         left = None if self._limit is None else self._limit - self._rows
         ticket = wire.encode({**self._fields, "call": "scan", "limit": left, **more})
-        return self._calls.connections.stream(address, ticket, self._calls.attempt_s)
+        return self._calls.connections.stream(address, ticket, left_s)
 
     def _check_leader(self) -> None:
         """A server that does not answer may be back; one that no longer leads has let go."""

@@ -1,17 +1,21 @@
 """Calls to many buckets at once: one per server, in parallel, repeated where leaders moved."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from locks import Coordinator, LeadKey
+from locks import Coordinator, LeadKey, Unavailable
+from locks.deadlines import deadline_in, remaining, within
 from merge_engine import TallybookError, UnknownOutcome
 from recovery.errors import NotLeader
 from server.connections import Broken, Connections
 from server.directory import Directory
 from server.errors import Overloaded, ServerUnavailable
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
@@ -64,55 +68,67 @@ class Calls:
         carried out and is given up is an UnknownOutcome, too. `check_moved` is called with the
         buckets whose leaders moved, and may raise: perhaps there are no such buckets any more.
         """
-        deadline = self.deadline()
         results: dict[LeadKey, Result] = {}
         doubtful: set[LeadKey] = set()
         waiting, pause_s = list(keys), _FIRST_PAUSE_S
-        while waiting:
-            outcomes = self._attempt(waiting, buckets, call, deadline, repeatable=repeatable)
-            for outcome in outcomes:
-                results.update(outcome.results)
-            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-            if errors:
-                raise _with_note(errors[0], results)
-            moved = [outcome for outcome in outcomes if outcome.moved is not None]
-            waiting = [key for outcome in moved for key in outcome.keys]
-            if not waiting:
-                break
-            for outcome in moved:
-                if changes and isinstance(outcome.moved, Broken) and outcome.moved.sent:
-                    doubtful.update(outcome.keys)
-            reason = moved[0].moved
-            assert reason is not None
-            in_doubt = not doubtful.isdisjoint(waiting)
-            if not patient:
-                self.directory.doubt(waiting)
-            if not patient and (in_doubt or isinstance(reason, Broken)):
-                raise _with_note(_given_up(str(reason), in_doubt=in_doubt), results)
-            if not patient and not isinstance(reason, Overloaded):
-                raise reason
-            if time.monotonic() + pause_s > deadline:
-                what = (
-                    f"bucket {waiting[0]}{_others(waiting)}: no leader took the call within "
-                    f"{self._deadline_s:g} s; the last word was: {reason}"
-                )
-                raise _with_note(_given_up(what, in_doubt=in_doubt), results)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if not all(isinstance(outcome.moved, Overloaded) for outcome in moved):
-                self.directory.refresh(waiting)
-                if check_moved is not None:
-                    check_moved(waiting)
-        return results
+        with within(self._deadline_s) as deadline:
+            while True:
+                outcomes = self._attempt(waiting, buckets, call, deadline, repeatable=repeatable)
+                for outcome in outcomes:
+                    results.update(outcome.results)
+                errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+                if errors:
+                    raise _with_note(errors[0], results)
+                moved = [outcome for outcome in outcomes if outcome.moved is not None]
+                waiting = [key for outcome in moved for key in outcome.keys]
+                if not waiting:
+                    return results
+                for outcome in moved:
+                    if changes and isinstance(outcome.moved, Broken) and outcome.moved.sent:
+                        doubtful.update(outcome.keys)
+                reason = moved[0].moved
+                assert reason is not None
+                in_doubt = not doubtful.isdisjoint(waiting)
+                if not patient:
+                    self.directory.doubt(waiting)
+                    if in_doubt or isinstance(reason, Broken):
+                        raise _with_note(_given_up(str(reason), in_doubt=in_doubt), results)
+                    if not isinstance(reason, Overloaded):
+                        raise reason
+                if time.monotonic() + pause_s > deadline:
+                    what = (
+                        f"bucket {waiting[0]}{_others(waiting)}: no leader took the call within "
+                        f"{self._deadline_s:g} s; the last word was: {reason}"
+                    )
+                    raise _with_note(_given_up(what, in_doubt=in_doubt), results)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                if not all(isinstance(outcome.moved, Overloaded) for outcome in moved):
+                    self._look_again(waiting, check_moved)
+
+    def _look_again(
+        self, keys: Sequence[LeadKey], check_moved: Callable[[Sequence[LeadKey]], None] | None
+    ) -> None:
+        try:
+            self.directory.refresh(keys)
+            if check_moved is not None:
+                check_moved(keys)
+        except Unavailable as exc:  # Nobody can say who leads by now. Who led may still do so.
+            logger.info("whoever led is asked again: %s", exc)
 
     @property
     def attempt_s(self) -> float:
         """How long to wait for one answer."""
         return self._attempt_s
 
+    @property
+    def deadline_s(self) -> float:
+        """How long a call looks for a leader that answers."""
+        return self._deadline_s
+
     def deadline(self) -> float:
         """Return when a call that begins now has to be given up, by the monotonic clock."""
-        return time.monotonic() + self._deadline_s
+        return deadline_in(self._deadline_s)
 
     def _attempt(
         self,
@@ -128,13 +144,13 @@ class Calls:
             by_address: dict[str, list[LeadKey]] = {}
             for key in keys:
                 by_address.setdefault(self.directory.address_of(key, buckets), []).append(key)
-        except ServerUnavailable as exc:  # None is running; one may come.
-            self.directory.refresh()
+        except (ServerUnavailable, Unavailable) as exc:
+            # None is running, and one may come; or ZooKeeper, which knows, does not answer.
             return [_Outcome(keys, moved=exc)]
 
         def one(address: str) -> _Outcome[Result]:
             there = by_address[address]
-            timeout_s = min(self._attempt_s, max(deadline - time.monotonic(), 0.001))
+            timeout_s = min(self._attempt_s, remaining(deadline))
             try:
                 return _Outcome(there, results=call(address, there, timeout_s))
             except (NotLeader, Overloaded) as exc:

@@ -51,11 +51,11 @@ class Changelog:
                 self._calls.directory.refresh([self._key])
 
     def _stream(self) -> Iterator[pa.RecordBatch]:
-        def begin(address: str, keys: Sequence[LeadKey], _: float) -> Mapping[LeadKey, Any]:
+        def begin(address: str, keys: Sequence[LeadKey], left_s: float) -> Mapping[LeadKey, Any]:
             ticket = wire.encode(
                 {**self._fields, "call": "changelog", "from_offset": self.next_offset}
             )
-            stream = self._calls.connections.stream(address, ticket, self._calls.attempt_s)
+            stream = self._calls.connections.stream(address, ticket, left_s)
             return {key: (next(stream, None), stream) for key in keys}
 
         begun = self._calls.scatter([self._key], self._buckets, begin)

@@ -18,6 +18,7 @@ from merge_engine import (
     restore_latest,
 )
 from merge_engine.bucket import Bucket
+from merge_engine.log import wall_clock_ms
 from merge_engine.view import read_checkpoint
 from recovery.errors import NotLeader
 from recovery.led_bucket import LedBucket
@@ -45,9 +46,14 @@ class Hosting:
         options: BucketOptions,
         *,
         before_close: Callable[[LeadKey], None] = lambda _: None,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`before_close`: ends what reads a bucket, which is no longer served by then."""
+        """`before_close`: ends what reads a bucket, which is no longer served by then.
+
+        `clock_ms`: dates the segments; it is to be the same for all servers of a cluster.
+        """
         self._before_close = before_close
+        self._clock_ms = clock_ms
         self._logs = logs
         self._views = views
         self._options = options
@@ -55,6 +61,7 @@ class Hosting:
         self._lock = threading.Lock()
         self._tables: dict[int, ClusterTable] = {}
         self._buckets: dict[LeadKey, LedBucket] = {}
+        self._unopened: dict[LeadKey, str] = {}
 
     @property
     def options(self) -> BucketOptions:
@@ -90,12 +97,23 @@ class Hosting:
     def get(self, key: LeadKey) -> LedBucket:
         """Return a bucket that this server leads; NotLeader if it does not."""
         led = self._buckets.get(key)
+        why = self._unopened.get(key)
+        if led is None and why is not None:
+            raise NotLeader(f"bucket {key} should be served here and cannot be opened: {why}")
         if led is None:
             raise NotLeader(
                 f"this server does not lead bucket {key.key.partition}/{key.key.number} of table "
                 f"{key.table_id}: ask who does"
             )
         return led
+
+    def set_unopened(self, reasons: Mapping[LeadKey, str]) -> None:
+        """Say which buckets should be served here and cannot be, and why."""
+        self._unopened = dict(reasons)
+
+    def unopened(self) -> Mapping[LeadKey, str]:
+        """Return which buckets should be served here and cannot be, and why."""
+        return self._unopened
 
     def led(self) -> Mapping[LeadKey, LedBucket]:
         """Return all buckets that are being served."""
@@ -125,6 +143,7 @@ class Hosting:
             bucket = self._open(table, path, read_table)
         with self._lock:
             self._buckets[key] = LedBucket(bucket, key.key, locked=table.locked)
+            self._unopened.pop(key, None)
             newest = self._tables.get(key.table_id, table)
         bucket.evolve(newest.history)
 
@@ -138,6 +157,7 @@ class Hosting:
             identity=path,
             options=self._options,
             cache=self._cache,
+            clock_ms=self._clock_ms,
             read_schemas=None if read_table is None else lambda: read_table().history,
         )
 

@@ -8,8 +8,9 @@ serving, close, give the node up.
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from locks import (
     BucketKey,
@@ -25,6 +26,7 @@ from locks import (
 from merge_engine import TallybookError
 from merge_engine.failpoints import hit
 from merge_engine.parallel import map_all
+from server.complaints import Complaints
 from server.definitions import ClusterTable
 from server.hosting import Hosting
 
@@ -33,15 +35,37 @@ logger = logging.getLogger(__name__)
 # Watches say when to look again; this is for what they cannot tell, such as a disk with room again.
 _LOOK_AGAIN_S = 1.0
 _OPEN_AT_ONCE = 4
+# What cannot be opened is tried again after a second, then two, then four.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a bucket could not be opened, and when to try again."""
+
+    why: str
+    pause_s: float
+    again_s: float
 
 
 class Leadership:
     """Keeps what is hosted in line with who should lead, for one session of one server."""
 
-    def __init__(self, coordinator: Coordinator, server: Server, hosting: Hosting) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        server: Server,
+        hosting: Hosting,
+        complaints: Complaints | None = None,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._coordinator = coordinator
         self._server = server
         self._hosting = hosting
+        self._complaints = complaints or Complaints(logger)
+        self._clock_s = clock_s
+        self._failures: dict[LeadKey, _Failure] = {}
         self._worth_looking = threading.Event()
         self._stopping = False
         # One at a time; a hand-over must not pass an opening of the same bucket.
@@ -102,7 +126,17 @@ class Leadership:
                     if key in leaders and (key not in mine or of.bucket.deposed)
                 ]
             )
-            self._take(sorted(mine.difference(self._hosting.led())))
+            self._forget_failures(mine)
+            now_s = self._clock_s()
+            waiting = {key for key, failure in self._failures.items() if failure.again_s > now_s}
+            self._take(sorted(mine.difference(self._hosting.led(), waiting)))
+
+    def _forget_failures(self, mine: Collection[LeadKey]) -> None:
+        """What is no longer ours to open is no longer wrong here."""
+        for key in [key for key in self._failures if key not in mine]:
+            del self._failures[key]
+            self._complaints.over(_about(key))
+        self._hosting.set_unopened({key: one.why for key, one in self._failures.items()})
 
     def _who_should_lead(
         self, tables: Sequence[ClusterTable], addresses: Sequence[str]
@@ -139,11 +173,13 @@ class Leadership:
             )
         except UnknownTable:  # Dropped since it was looked for; the next look lets go of it.
             return
-        except (TallybookError, OSError):
-            # The next look tries again. The node stays: nobody else could open it, either, if it
-            # is the log that is damaged; and if it is this machine, its operator sees the log.
-            logger.exception("bucket %s cannot be opened", key)
+        except (TallybookError, CoordinationError, OSError) as exc:
+            # It is tried again. The node stays: nobody else could open it, either, if it is the
+            # log that is damaged; and if it is this machine, its operator sees it in the status.
+            self._fail(key, str(exc))
             return
+        self._failures.pop(key, None)
+        self._complaints.over(_about(key))
         led = self._hosting.get(key)
         logger.info(
             "leading bucket %s at term %d, open after %.3f s",
@@ -151,6 +187,15 @@ class Leadership:
             led.term,
             time.monotonic() - began,
         )
+
+    def _fail(self, key: LeadKey, why: str) -> None:
+        before = self._failures.get(key)
+        pause_s = _FIRST_PAUSE_S
+        if before is not None:
+            pause_s = min(2 * before.pause_s, _LONGEST_PAUSE_S)
+        self._failures[key] = _Failure(why, pause_s, self._clock_s() + pause_s)
+        self._hosting.set_unopened({key: one.why for key, one in self._failures.items()})
+        self._complaints.complain(_about(key), why)
 
     def _snapshots(self, key: LeadKey) -> list[tuple[int, int]]:
         """Return the ids and terms of a bucket's snapshots, the latest first."""
@@ -177,3 +222,7 @@ class Leadership:
                 logger.exception("bucket %s was dropped, and did not close", key)
         if keys:
             self._coordinator.give_up_lead(self._server, keys)
+
+
+def _about(key: LeadKey) -> str:
+    return f"bucket {key} cannot be opened"

@@ -25,7 +25,6 @@ from locks import (
     UnknownTable,
 )
 from merge_engine import Closed, Deposed, TallybookError
-from merge_engine.log import wall_clock_ms
 from recovery.errors import NotLeader
 from recovery.led_bucket import LedBucket
 from recovery.snapshots import SnapshotKeeper
@@ -109,7 +108,7 @@ class Maintenance:
 
     def look(self) -> None:
         """Do what is due; what fails for one bucket or table keeps none of the others from it."""
-        self._requests.session.check()
+        self._requests.session.check_connected()
         self._look()
         if not self._stopping.is_set():
             self._janitor.look()
@@ -153,7 +152,9 @@ class Maintenance:
         kept.due_s = self._next_due_s()
         with self._metrics.timed("snapshot"):
             latest = kept.keeper.take()
-            older_than_ms = wall_clock_ms() - int(self._config.log_ttl_s * 1000)
+            # By ZooKeeper's clock, as all segments are dated: no server's own decides what is old.
+            now_ms = self._requests.session.now_ms()
+            older_than_ms = now_ms - int(self._config.log_ttl_s * 1000)
             kept.keeper.clean_log(older_than_ms=older_than_ms)
         return latest
 
@@ -176,6 +177,7 @@ class Maintenance:
             read_records=self._requests.records_of(table),
             directory=self._hosting.checkpoints,
             retained=self._config.retained,
+            clock_ms=session.now_ms,
         )
 
     def _next_due_s(self) -> float:

@@ -65,6 +65,7 @@ class Reading:
             found = committed_lookup(wanted, self._requests.records_of(table), columns, self._map)
         else:
             found = self._map(lambda one: one.bucket.lookup_keys(one.key_columns, columns), wanted)
+            self._session.check()  # Again: this process may have been paused in between.
         self._metrics.count("keys_looked_up", asked, table=table.name)
         names = [column.name for column in columns]
         return wire.answer([batch.select(names) for batch in found])
@@ -108,10 +109,8 @@ class Reading:
 
     def ends(self, body: pa.Buffer) -> dict[str, Any]:
         _, led, _ = self._requests.led(body, 2)
-        session = self._session.name
-        self._session.check()
         return {
-            "session": session,
+            "session": self._session.name,
             "starts": [bucket.bucket.start_offset for bucket in led],
             "ends": [bucket.bucket.settled_end() for bucket in led],
         }

@@ -21,14 +21,20 @@ class Session(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the session node; NotLeader if there is no session at the moment."""
+        """The name of the session node; NotLeader where `check_connected` raises it."""
 
     @property
     def coordinator(self) -> Coordinator:
         """The coordinator, over this session."""
 
     def check(self) -> None:
-        """Raise NotLeader while the connection to ZooKeeper is down: others may lead by now."""
+        """Raise NotLeader unless the session is certainly alive: else others may lead by now."""
+
+    def check_connected(self) -> None:
+        """Raise NotLeader unless, besides, the connection to ZooKeeper is up: for who writes."""
+
+    def now_ms(self) -> int:
+        """Return ZooKeeper's time, which all servers share."""
 
     def look_again(self) -> None:
         """Say that leads may have changed."""

@@ -23,6 +23,7 @@ from merge_engine import (
     Closed,
     Deposed,
     PutResult,
+    StorageFull,
     TallybookError,
     Token,
 )
@@ -34,6 +35,7 @@ from recovery.errors import NotLeader
 from recovery.guard import Writer
 from recovery.led_bucket import LedUpdate, put_led
 from server import wire
+from server.complaints import Complaints
 from server.definitions import ClusterTable
 from server.errors import BadRequest, ServerFailed
 from server.limits import Admission, Load
@@ -44,6 +46,8 @@ from server.scanners import Scanners
 from server.scanning import Scanning
 
 logger = logging.getLogger(__name__)
+
+_DISK_FULL = "disk full"
 
 Answer: TypeAlias = dict[str, Any] | pa.Buffer
 Action: TypeAlias = Callable[[pa.Buffer], Answer]
@@ -60,6 +64,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         metrics: Metrics,
         *,
         scanners: Scanners,
+        complaints: Complaints | None = None,
         lookup_max_keys: int,
         actions: Mapping[str, Action],
         **security: Any,
@@ -71,6 +76,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         self._session = requests.session
         self._admission = admission
         self._metrics = metrics
+        self._complaints = complaints or Complaints(logger)
         workers = os.cpu_count() or 1
         # A put holds its buckets while it runs on its own threads: see OpenBuckets.
         self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
@@ -147,6 +153,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             elif isinstance(exc, SessionLost):  # Ours, not the caller's.
                 error = NotLeader(f"this server has lost its session and leads nothing: {exc}")
             self._metrics.count("errors", call=call, error=type(error).__name__)
+            if isinstance(exc, StorageFull):
+                self._complaints.complain(_DISK_FULL, str(exc))
             bad = isinstance(error, BadRequest | BatchTooLarge)
             what, level = wire.readable(str(error)), logging.WARNING if bad else logging.INFO
             logger.log(level, "refused a %s from %s: %s", call, context.peer(), what)
@@ -192,7 +200,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         self._check_size(0, announced)
         with self._admission.put(announced) as load:
             received = self._receive(reader, len(keys), load)
-            self._session.check()
+            self._session.check_connected()
             order = sorted(range(len(keys)), key=lambda at: keys[at])
             parts = self._map(
                 lambda at: self._part(fields, table, keys[at], terms[at], received[at]), order
@@ -205,6 +213,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
                 token=_token(fields),
                 try_only=try_only,
             )
+        if not try_only:
+            self._complaints.over(_DISK_FULL)
         for part, result in () if try_only else zip(parts, results, strict=True):
             self._metrics.count("rows", part.update.rows, table=table.name)
             self._metrics.count("keys_changed", result.changed, table=table.name)
@@ -288,7 +298,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
 
         def undo(at: int) -> PutResult:
             term, from_offset = numbers[at]
-            self._session.check()
+            self._session.check_connected()
             if writer is None:
                 return led[at].undo_unlocked(debtor, columns, from_offset)
             return led[at].undo(writer, term, debtor, columns, from_offset)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from locks import BucketKey, LeadKey, ListedSnapshot
+from locks.deadlines import within
 from merge_engine import (
     InvalidInput,
 )
@@ -33,6 +34,10 @@ class TableReads(TableCalls):
         `isolation`: "latest" shows all that was written; "committed" masks what a column lock's
         holder has not committed yet.
         """
+        with within(self._access.calls.deadline_s):
+            return self._lookup(keys, columns, isolation)
+
+    def _lookup(self, keys: Data, columns: Sequence[str] | None, isolation: str) -> pa.Table:
         table = self._table
         schema = table.schema
         key_columns = read_keys(as_arrow(keys, schema), schema)
@@ -68,7 +73,7 @@ class TableReads(TableCalls):
                 list(wanted), table.buckets, look, check_moved=self._check_partitions
             )
         except PartitionGone:
-            return self.lookup(keys, columns, isolation=isolation)
+            return self._lookup(keys, columns, isolation)
         values = gather(
             len(key_columns[0]),
             [target for _, target in known],

@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from locks import CoordinationError, Coordinator, Server, ZooKeeperStore
+from locks import CoordinationError, Coordinator, Heartbeat, Server, ZooKeeperStore
 from locks.catalog import create_if_missing
 from merge_engine import InvalidInput, TallybookError, open_storage
 from merge_engine.storage import local_directory
 from recovery.errors import NotLeader
+from server.complaints import Complaints
 from server.config import ServerConfig
 from server.definitions import STORAGE
 from server.dropped import Janitor
@@ -56,15 +57,21 @@ class TabletServer:
         # What a killed server was about to upload.
         shutil.rmtree(config.views / CHECKPOINTS, ignore_errors=True)
         self._hosting = Hosting(
-            storage, config.views, config.options, before_close=self._scanners.close_bucket
+            storage,
+            config.views,
+            config.options,
+            before_close=self._scanners.close_bucket,
+            clock_ms=self.now_ms,
         )
         self._admission = Admission(config.limits)
         self._metrics = Metrics()
+        self._complaints = Complaints(logger)
         self._requests = Requests(self._hosting, self)
         self._maintenance = Maintenance(
             self._requests, Janitor(storage, self), self._metrics, config.snapshots
         )
         self._store: ZooKeeperStore | None = None
+        self._heartbeat: Heartbeat | None = None
         self._coordinator: Coordinator | None = None
         self._server: Server | None = None
         self._leadership: Leadership | None = None
@@ -177,15 +184,19 @@ class TabletServer:
         self._store = store
         coordinator = Coordinator(store)
         self._check_storage(store)
+        self._heartbeat = Heartbeat(store).start()
         server = coordinator.register_server(self.address)
         self._coordinator, self._server = coordinator, server
-        self._leadership = Leadership(coordinator, server, self._hosting)
+        self._leadership = Leadership(coordinator, server, self._hosting, self._complaints)
         logger.info("joined as %s on %s", server.name, self.address)
         self._joined.set()
 
     def _leave(self) -> None:
         """Close everything that rested on the session, before there is another one."""
         self._server = None
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
         leadership, self._leadership = self._leadership, None
         if leadership is not None:
             leadership.close()
@@ -218,6 +229,7 @@ class TabletServer:
             ]
         security["middleware"] = {"gate": Gate(config.token)}
         self._metrics.gauge("buckets_led", lambda: {(): len(self._hosting.led())})
+        self._metrics.gauge("buckets_unopened", lambda: {(): len(self._hosting.unopened())})
         self._metrics.gauge("puts_in_flight", lambda: {(): self._admission.puts})
         self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
         self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
@@ -232,6 +244,7 @@ class TabletServer:
                 self._admission,
                 self._metrics,
                 scanners=self._scanners,
+                complaints=self._complaints,
                 lookup_max_keys=config.limits.lookup_max_keys,
                 actions={
                     "snapshot": self._maintenance.answer,
@@ -249,10 +262,12 @@ class TabletServer:
 
     @property
     def name(self) -> str:
-        """The name of the session node; NotLeader if there is none at the moment."""
-        self.check()
-        assert self._server is not None
-        return self._server.name
+        """The name of the session node; NotLeader where `check_connected` raises it."""
+        self.check_connected()
+        server = self._server
+        if server is None:
+            raise self._outside()
+        return server.name
 
     @property
     def coordinator(self) -> Coordinator:
@@ -263,10 +278,24 @@ class TabletServer:
         return coordinator
 
     def check(self) -> None:
-        """Raise NotLeader while the connection to ZooKeeper is down: others may lead by now."""
-        store = self._store
-        if self._server is None or store is None or not store.connected:
+        """Raise NotLeader unless the session is certainly alive: else others may lead by now."""
+        heartbeat = self._heartbeat
+        if self._server is None or heartbeat is None or not heartbeat.alive:
             raise self._outside()
+
+    def check_connected(self) -> None:
+        """Raise NotLeader unless, besides, the connection to ZooKeeper is up: for who writes."""
+        self.check()
+        store = self._store
+        if store is None or not store.connected:
+            raise self._outside()
+
+    def now_ms(self) -> int:
+        """Return ZooKeeper's time; NotLeader if there is no session at the moment."""
+        heartbeat = self._heartbeat
+        if heartbeat is None:
+            raise self._outside()
+        return heartbeat.now_ms()
 
     def look_again(self) -> None:
         """Say that leads may have changed."""
@@ -275,7 +304,10 @@ class TabletServer:
             leadership.look_again()
 
     def _outside(self) -> NotLeader:
-        return NotLeader("this server has lost touch with ZooKeeper and leads nothing; ask again")
+        return NotLeader(
+            f"ZooKeeper at {self._config.zookeeper} is away from server {self.address}, which no "
+            "longer knows whether it leads; ask again"
+        )
 
     # --- What people ask ------------------------------------------------------------------------
 
@@ -300,6 +332,11 @@ class TabletServer:
             "uptime_s": round(time.time() - self._since, 1),
             "metrics_address": self.metrics_address,
             "buckets": buckets,
+            "unopened": [
+                {"bucket": str(key), "table": self._table_name(key.table_id), "why": why}
+                for key, why in sorted(self._hosting.unopened().items())
+            ],
+            "problems": self._complaints.all(),
             "metrics": self._metrics.values(),
         }
 

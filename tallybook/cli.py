@@ -147,17 +147,19 @@ def status_lines(servers: Iterable[dict[str, Any]]) -> list[str]:
             rows.append((server["address"], *["-"] * 6, f"({server['error']})"))
             continue
         who = (server["address"], str(server["pid"]), f"{server['uptime_s']:.0f} s")
-        buckets = server["buckets"] or [None]
-        for bucket in buckets:
-            rows.append((*who, *_bucket_cells(bucket)))
+        lines = [*map(_bucket_cells, server["buckets"]), *map(_unopened_cells, server["unopened"])]
+        for cells in lines or [("-",) * 5]:
+            rows.append((*who, *cells))
             who = ("", "", "")
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
 
 
-def _bucket_cells(bucket: dict[str, Any] | None) -> tuple[str, str, str, str, str]:
-    if bucket is None:
-        return ("-", "-", "-", "-", "-")
+def _unopened_cells(bucket: dict[str, Any]) -> tuple[str, ...]:
+    return (bucket["table"], bucket["bucket"], "-", "-", f"(cannot be opened: {bucket['why']})")
+
+
+def _bucket_cells(bucket: dict[str, Any]) -> tuple[str, ...]:
     log = f"{bucket['start_offset']}..{bucket['end_offset']}"
     owners = ", ".join(map(str, bucket["owners"])) or "-"
     return (bucket["table"], bucket["bucket"], str(bucket["term"]), log, owners)

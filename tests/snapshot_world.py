@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from locks import Coordinator
 from merge_engine.bucket import Bucket
 from merge_engine.failpoints import arm
+from merge_engine.log import wall_clock_ms
 from merge_engine.storage import AlreadyExists, MissingObject
 from recovery.snapshots import SnapshotKeeper
 
@@ -91,6 +92,13 @@ class InMemorySession:
 
     def check(self) -> None:
         """It never ends."""
+
+    def check_connected(self) -> None:
+        """Nor does its connection."""
+
+    def now_ms(self) -> int:
+        """Return the time, by this machine's clock."""
+        return wall_clock_ms()
 
     def look_again(self) -> None:
         """Nobody leads by it."""

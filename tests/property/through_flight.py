@@ -14,6 +14,7 @@ from locks import BucketKey, Coordinator, LeadKey, LockRecord, Server
 from locks import Table as KnownTable
 from merge_engine import BucketId, BucketOptions, Deposed, PutResult, Table, TablePutResult
 from merge_engine.catalog import UNPARTITIONED
+from merge_engine.log import wall_clock_ms
 from recovery.errors import NotLeader
 from recovery.led_bucket import LedBucket
 from server.calls import Calls
@@ -135,6 +136,13 @@ class ThroughFlight:
 
     def check(self) -> None:
         """It is always connected."""
+
+    def check_connected(self) -> None:
+        """Nor does its connection."""
+
+    def now_ms(self) -> int:
+        """Return the time, by this machine's clock."""
+        return wall_clock_ms()
 
     def look_again(self) -> None:
         """It never moves."""
