@@ -2,6 +2,8 @@
 
 Rows are staged first, in a file that its name hides from readers, and published by the driver when
 it knows whose they are: what a task stages that was given up, or came late, nobody publishes.
+
+A file is readable whatever is in it: a column with text that is not UTF-8 is written as bytes.
 """
 
 import hashlib
@@ -12,13 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from merge_engine.soundness import readable
+
 
 def stage(rows: pa.Table, path: str, owner: str, batch: int, part: int = 0) -> str:
     """Write the rows of one part of a batch where readers do not look; return the file's name."""
     filesystem, directory = _open(path)
     filesystem.create_dir(directory, recursive=True)
     name = f".{_prefix(owner)}{batch}-part-{part}.parquet.{uuid.uuid4().hex}"
-    pq.write_table(rows, f"{directory}/{name}", filesystem=filesystem)
+    pq.write_table(readable(rows), f"{directory}/{name}", filesystem=filesystem)
     return name
 
 

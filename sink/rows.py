@@ -23,6 +23,7 @@ from merge_engine.keys import KeyCodec
 from merge_engine.local import fold_locally
 from merge_engine.options import BucketOptions
 from merge_engine.segment import Operation
+from merge_engine.soundness import is_sound, show, unsound_rows
 from merge_engine.suggestions import did_you_mean
 from merge_engine.types import conform
 from recovery.access import Rows
@@ -30,6 +31,7 @@ from recovery.access import Rows
 REASON = "_reason"
 Flags = np.typing.NDArray[np.bool_]
 
+_UNSOUND = "text that is not UTF-8, or a value that is none of its type"
 _OPERATIONS = [operation.name.lower() for operation in Operation]
 # A batch of raw rows is split by bucket before it is put: its own size is no matter here.
 _UNLIMITED = replace(BucketOptions(), put_max_rows=2**62, put_max_bytes=2**62)
@@ -175,7 +177,7 @@ class RowReader:
 
     def _without_bad_rows(self, data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
         """Take out rows with a null key, and rows with a value that its column cannot take."""
-        refused = []
+        data, refused = without_unsound_rows(data)
         for column in self._columns.schema.key_columns:
             null = pc.is_null(data.column(column.name)).to_numpy()
             data, bad = _split(data, null, f"key column '{column.name}' is null")
@@ -225,15 +227,34 @@ class RowReader:
     def _sample(self, error: InvalidInput, data: pa.Table) -> dict[str, object] | None:
         if data.num_rows == 0:
             return None
+        row = self._row_of(error, data)
+        return {name: show(data.column(name), row) for name in data.column_names}
+
+    def _row_of(self, error: InvalidInput, data: pa.Table) -> int:
+        """Return a row that the error is about, as far as it says; else the first."""
         chosen = np.zeros(data.num_rows, bool)
         if isinstance(error, InvalidKey):
             for column in self._columns.schema.key_columns:
-                chosen |= pc.is_null(data.column(column.name)).to_numpy()
+                values = data.column(column.name)
+                chosen |= pc.is_null(values).to_numpy() | unsound_rows(values, column=column.name)
         elif isinstance(error, InvalidValue) and error.encoded_key is not None:
             chosen = pc.equal(self._encoded(data), error.encoded_key).to_numpy(zero_copy_only=False)
-        row = int(np.argmax(chosen)) if chosen.any() else 0
-        sample: dict[str, object] = data.slice(row, 1).to_pylist()[0]
-        return sample
+            unsound = [unsound_rows(data.column(name), column=name) for name in data.column_names]
+            of_both = chosen & np.logical_or.reduce(unsound)
+            chosen = of_both if of_both.any() else chosen
+        return int(np.argmax(chosen))
+
+
+def without_unsound_rows(data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+    """Take out rows with a value that is not what its type says, in whatever column."""
+    refused: list[pa.Table] = []
+    if is_sound(data):
+        return data, refused
+    for name in data.column_names:
+        unsound = unsound_rows(data.column(name), column=name)
+        data, bad = _split(data, unsound, f"column '{name}' has {_UNSOUND}")
+        refused += bad
+    return data, refused
 
 
 def _unknown_operations(values: pa.ChunkedArray) -> Flags:
