@@ -31,7 +31,7 @@ from merge_engine.schema import Column, Schema
 from merge_engine.segment import AggMode, Operation
 from merge_engine.soundness import complaint, is_sound, show, unsound_rows
 from merge_engine.suggestions import did_you_mean
-from merge_engine.types import conform
+from merge_engine.types import conform, in_table_type
 
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
@@ -287,13 +287,10 @@ def _read_values(data: pa.RecordBatch | pa.Table, column: Column) -> pa.Array:
         return conform(
             values, function.input_type, column=column.name, allow_rounding=function.rounds_input
         )
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    complaint = function.check_input(values.type)
-    if complaint is not None:
-        raise WrongType(f"column '{column.name}' is {function.name}: {complaint}")
+    values = in_table_type(values)
+    refusal = function.check_input(values.type)
+    if refusal is not None:
+        raise WrongType(f"column '{column.name}' is {function.name}: {refusal}")
     return values
 
 

@@ -42,7 +42,7 @@ class _Bitmap(SerializedSet):
     word: ClassVar[type[np.unsignedinteger[Any]]]
 
     def check_input(self, input_type: pa.DataType) -> str | None:
-        if pa.types.is_integer(input_type):
+        if pa.types.is_integer(input_type) or pa.types.is_null(input_type):
             return None
         return f"{self.name} takes whole numbers, not {type_name(input_type)}"
 

@@ -128,11 +128,15 @@ class Count(Sum):
         return pa.array(count_in_runs(valid_mask(values), starts))
 
     def accumulate_rows(
-        self, values: pa.Array, order: pa.Array | None, rows: Rows, starts: Starts
+        self,
+        values: pa.Array,
+        order: pa.Array | None,  # noqa: ARG002
+        rows: Rows,
+        starts: Starts,
     ) -> pa.Array:
         if values.null_count == 0:
             return pa.array(run_lengths(starts, len(rows)), pa.int64())
-        return super().accumulate_rows(values, order, rows, starts)
+        return pa.array(count_in_runs(valid_mask(values)[rows], starts))
 
     def finish(self, states: pa.Array) -> pa.Array:
         return pc.fill_null(states, 0) if states.null_count else states

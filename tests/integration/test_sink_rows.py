@@ -197,13 +197,23 @@ def test_redo_rolls_a_promised_batch_forward(sinks: Sinks, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("large", [False, True])
 def test_the_types_that_spark_gives_do_not_matter(large: bool, sinks: Sinks) -> None:
-    table = sinks.table(schema_of(s=(pa.string(), "max"), b=(pa.binary(), "max")))
+    table = sinks.table(
+        schema_of(
+            s=(pa.string(), "max"),
+            b=(pa.binary(), "max"),
+            texts=(pa.int64(), "hll_sketch"),
+            nothing=(pa.int64(), "theta_sketch"),
+            none=(pa.int64(), "rbm32"),
+        )
+    )
+    columns = [column.name for column in table.schema.value_columns]
     sinks.spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", str(large).lower())
     try:
         for number, route in enumerate(ROUTES):
-            sink = sinks.sink(table, ["s", "b"], owner_id="etl", route=route)
-            sink(sinks.frame([{"k": 1, "s": f"{number}", "b": b"%d" % number}]), number)
-            assert stored(table, [1]) == {1: (f"{number}", b"%d" % number)}
+            sink = sinks.sink(table, columns, owner_id="etl", route=route)
+            row = {"s": f"{number}", "b": b"%d" % number, "texts": f"{number}"}
+            sink(sinks.frame([{"k": 1, **row, "nothing": None, "none": None}]), number)
+            assert stored(table, [1]) == {1: (f"{number}", b"%d" % number, number + 1, 0, 0)}
             sink.close()
     finally:
         sinks.spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
