@@ -141,8 +141,11 @@ class RowReader:
                 except InvalidValue as exc:
                     if not self._set_aside or exc.encoded_key is None:
                         raise
-                    found[exc.encoded_key] = str(exc)
-                    data, bad = self._without_keys(data, {exc.encoded_key: str(exc)})
+                    more = self._refused_keys(data)
+                    if not more:
+                        raise
+                    found |= more
+                    data, bad = self._without_keys(data, more)
                     refused += bad
         except InvalidInput as exc:
             raise self.with_sample(exc, data) from exc
@@ -195,19 +198,38 @@ class RowReader:
             refused += bad
         return data, refused
 
+    def _refused_keys(self, data: pa.Table) -> dict[bytes, str]:
+        """Return all keys whose rows cannot be folded, and why; no key depends on another's rows.
+
+        They are found by halving: one by one, each would cost a fold of the whole batch.
+        """
+        encoded = self._encoded(data).dictionary_encode()
+        number_of_key = encoded.indices.to_numpy()
+        by_key = data.take(pa.array(np.argsort(number_of_key, kind="stable")))
+        bounds = np.append(0, np.cumsum(np.bincount(number_of_key))).tolist()
+        refused: dict[bytes, str] = {}
+        waiting = [(0, len(bounds) - 1)]
+        while waiting:
+            first, end = waiting.pop()
+            try:
+                self._rows(by_key.slice(bounds[first], bounds[end] - bounds[first]))
+            except InvalidValue as exc:
+                if end - first == 1:
+                    refused[encoded.dictionary[first].as_py()] = str(exc)
+                else:
+                    middle = (first + end) // 2
+                    waiting += [(first, middle), (middle, end)]
+        return refused
+
     def _without_keys(
         self, data: pa.Table, keys: Mapping[bytes, str]
     ) -> tuple[pa.Table, list[pa.Table]]:
-        refused: list[pa.Table] = []
         if not keys:
-            return data, refused
+            return data, []
         encoded = self._encoded(data)
-        for key, reason in keys.items():
-            chosen = pc.equal(encoded, pa.scalar(key, encoded.type)).to_numpy(zero_copy_only=False)
-            data, bad = _split(data, chosen, reason)
-            encoded = encoded.filter(pa.array(~chosen))
-            refused += bad
-        return data, refused
+        found = pc.index_in(encoded, value_set=pa.array(list(keys), encoded.type))
+        reasons = pa.array(list(keys.values()), pa.string()).take(found.drop_null())
+        return _split(data, found.is_valid().to_numpy(zero_copy_only=False), reasons)
 
     def _encoded(self, data: pa.Table) -> pa.BinaryArray:
         keys = self._columns.schema.key_columns
@@ -268,11 +290,15 @@ def _unknown_operations(values: pa.ChunkedArray) -> Flags:
     return ~np.asarray(known.to_numpy(), bool)
 
 
-def _split(data: pa.Table, bad: Flags, reason: str) -> tuple[pa.Table, list[pa.Table]]:
+def _split(
+    data: pa.Table, bad: Flags, reason: str | pa.StringArray
+) -> tuple[pa.Table, list[pa.Table]]:
+    """Take the bad rows out; the reason is the same for all of them, or one for each."""
     if not bad.any():
         return data, []
     refused = data.filter(pa.array(bad))
-    refused = refused.append_column(REASON, pa.array([reason] * refused.num_rows, pa.string()))
+    reasons = pa.repeat(reason, refused.num_rows) if isinstance(reason, str) else reason
+    refused = refused.append_column(REASON, reasons)
     return data.filter(pa.array(~bad)), [refused]
 
 

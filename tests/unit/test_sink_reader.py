@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from merge_engine import InvalidKey, InvalidValue, Schema, SchemaBuilder
+from merge_engine.local import fold_locally
 from sink.quarantine import publish, stage
 from sink.rows import REASON, InputColumns, Read, RowReader
+from tests.conftest import schema_of
 from tests.unsound import NO_TEXT, texts
 
 KINDS = [pa.string(), pa.large_string()]
@@ -98,3 +101,29 @@ def test_the_error_of_a_batch_shows_the_row_as_bytes(kind: pa.DataType) -> None:
     with pytest.raises(InvalidKey, match=r"^key column 'k' cannot be read in 1 of 3 rows") as key:
         reader(set_aside=False).read(data, {})
     assert "A row of it: {'k': b'\\xff\\xfeA', 'v': '3'" in str(key.value)
+
+
+def test_many_keys_that_are_refused_are_found_in_few_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    folded = []
+
+    def counted(data: pa.Table, *arguments: Any, **settings: Any) -> Any:
+        folded.append(data.num_rows)
+        return fold_locally(data, *arguments, **settings)
+
+    monkeypatch.setattr("sink.rows.fold_locally", counted)
+    bitmaps = schema_of(v=(pa.int64(), "rbm32"), w=(pa.int8(), "sum"))
+    columns = InputColumns(schema=bitmaps, written=("v", "w"), renamed={})
+    keys = np.repeat(np.arange(2_000), 2)
+    values = np.where(keys % 40 == 7, -keys, keys)
+    values[1::2] = 1
+    sums = np.where(keys % 50 == 3, 100, 1).astype(np.int8)
+    data = pa.table({"k": keys, "v": values, "w": sums})
+    found = RowReader(columns, fold=True, set_aside=True).read(data, {})
+    bad = sorted({*range(7, 2_000, 40), *range(3, 2_000, 50)})
+    assert found.refused.column("k").to_pylist() == [key for key in bad for _ in range(2)]
+    for key, reason in zip(found.refused["k"].to_pylist(), found.refused[REASON], strict=True):
+        assert f"key k={key}: " in reason.as_py()
+    assert len(found.refused_keys) == len(bad)
+    assert len(found.rows.data) == 2_000 - len(bad)
+    # One by one, it would be as many folds of all rows as keys are refused.
+    assert sum(folded) < 20 * len(data)
