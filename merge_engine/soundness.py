@@ -58,7 +58,7 @@ def unsound_rows(values: Values, *, column: str) -> Flags:
         return np.zeros(len(values), bool)
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     for chunk in chunks:
-        _check_layout(chunk, column)
+        _check_layout(chunk, f"column '{column}'")
     return np.concatenate([_unsound(chunk) for chunk in chunks])
 
 
@@ -85,7 +85,7 @@ def show(values: Values, row: int) -> object:
     except (OverflowError, ValueError):
         return " ".join(value.to_string().split())
     except InvalidInput as error:
-        return str(error)
+        return f"<{error}>"
 
 
 def as_bytes(values: Values) -> Values:
@@ -111,18 +111,18 @@ def _one(values: Values, row: int) -> pa.Array:
     if isinstance(taken, pa.ChunkedArray):
         taken = taken.combine_chunks()
     if not is_sound(taken):
-        _check_layout(taken, "")
+        _check_layout(taken, "this")
     # Not by `take`, which does not know every type.
     return pa.concat_arrays([taken, taken.slice(1)])
 
 
-def _check_layout(array: pa.Array, column: str) -> None:
+def _check_layout(array: pa.Array, what: str) -> None:
     """Raise if the array cannot even be read as bytes: nothing below does more than that."""
     try:
         array.validate()
         array.view(_with_leaves(array.type, _layout)).validate(full=True)
     except pa.ArrowInvalid as error:
-        raise InvalidInput(f"column '{column}' is damaged: {error}") from error
+        raise InvalidInput(f"{what} is damaged: {error}") from error
 
 
 def _layout(leaf: pa.DataType) -> pa.DataType:
