@@ -1,6 +1,8 @@
 """A batch on its way into a bucket: checked, and brought into the table's types.
 
 Everything a caller can get wrong about a batch by itself is found here, before any bucket is asked.
+That includes values that are not what their types say (`merge_engine.soundness`), in whatever
+column of the batch they stand.
 """
 
 from collections.abc import Sequence
@@ -27,8 +29,9 @@ from merge_engine.options import BucketOptions
 from merge_engine.ragged import Flags
 from merge_engine.schema import Column, Schema
 from merge_engine.segment import AggMode, Operation
+from merge_engine.soundness import complaint, is_sound, show, unsound_rows
 from merge_engine.suggestions import did_you_mean
-from merge_engine.types import conform
+from merge_engine.types import conform, in_table_type
 
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
@@ -65,7 +68,7 @@ class Rows:
 def describe_key(names: Sequence[str], keys: Sequence[pa.Array], row: int) -> str:
     """Return a key as people read it: `customer_id=7, day='2026-01-01'`."""
     pairs = zip(names, keys, strict=True)
-    return ", ".join(f"{name}={array[row].as_py()!r}" for name, array in pairs)
+    return ", ".join(f"{name}={show(array, row)!r}" for name, array in pairs)
 
 
 def read_batch(
@@ -85,7 +88,8 @@ def read_batch(
     _check_size(data, options)
     mode = _known_mode(mode)
     _check_names(data, schema, operation_column)
-    keys = read_keys(data, schema)
+    _check_sound(data, schema)
+    keys = _typed_keys(data, schema)
     key_names = tuple(column.name for column in schema.key_columns)
     deletes = None if operation_column is None else _read_operations(data, operation_column)
     written = _written_columns(data, schema, columns, deletes)
@@ -113,7 +117,14 @@ def read_batch(
 
 
 def read_keys(data: pa.RecordBatch | pa.Table, schema: Schema) -> list[pa.Array]:
-    """Return the key columns, typed and without nulls."""
+    """Return the key columns, typed and without nulls; the other columns are not looked at."""
+    for column in schema.key_columns:
+        if column.name in data.schema.names and not is_sound(data.column(column.name)):
+            _refuse_unsound_keys(data.column(column.name), column.name)
+    return _typed_keys(data, schema)
+
+
+def _typed_keys(data: pa.RecordBatch | pa.Table, schema: Schema) -> list[pa.Array]:
     keys = []
     for column in schema.key_columns:
         if column.name not in data.schema.names:
@@ -129,13 +140,39 @@ def read_keys(data: pa.RecordBatch | pa.Table, schema: Schema) -> list[pa.Array]
     return keys
 
 
+def _check_sound(data: pa.RecordBatch | pa.Table, schema: Schema) -> None:
+    """Raise an error that names the first value that is not what its type says."""
+    if is_sound(data):
+        return
+    # Now the keys are good, or one of them is what is wrong.
+    keys = read_keys(data, schema)
+    for name in data.schema.names:
+        values = data.column(name)
+        unsound = np.flatnonzero(unsound_rows(values, column=name))
+        if len(unsound):
+            row = int(unsound[0])
+            fault = Fault(row, complaint(values, row))
+            key_names = [column.name for column in schema.key_columns]
+            raise value_error(fault, name, key_names, keys, row)
+
+
+def _refuse_unsound_keys(values: pa.Array | pa.ChunkedArray, name: str) -> None:
+    unsound = np.flatnonzero(unsound_rows(values, column=name))
+    if len(unsound):
+        row = int(unsound[0])
+        raise InvalidKey(
+            f"key column '{name}' cannot be read in {len(unsound)} of {len(values)} rows, first in "
+            f"row {row} ({complaint(values, row)}); filter them out, or give them a key"
+        )
+
+
 def value_error(
-    fault: Fault, column: Column, key_names: Sequence[str], keys: Sequence[pa.Array], row: int
+    fault: Fault, column: str, key_names: Sequence[str], keys: Sequence[pa.Array], row: int
 ) -> InvalidValue:
     """Return the error that names column and key."""
     kind = Overflow if fault.overflow else InvalidValue
     key = describe_key(key_names, keys, row)
-    error = kind(f"column '{column.name}', key {key}: {fault.reason}; nothing was written")
+    error = kind(f"column '{column}', key {key}: {fault.reason}; nothing was written")
     codec = KeyCodec([array.type for array in keys])
     error.encoded_key = codec.encode([array.slice(row, 1) for array in keys])[0].as_py()
     return error
@@ -193,7 +230,7 @@ def _read_operations(data: pa.RecordBatch | pa.Table, name: str) -> Flags:
     if not known.all():
         row = int(np.flatnonzero(~known)[0])
         raise InvalidInput(
-            f"operation column '{name}' has {operations[row].as_py()!r} in row {row}; "
+            f"operation column '{name}' has {show(operations, row)!r} in row {row}; "
             "it takes 'upsert' and 'delete'"
         )
     return np.asarray(deletes.to_numpy(zero_copy_only=False))
@@ -250,13 +287,10 @@ def _read_values(data: pa.RecordBatch | pa.Table, column: Column) -> pa.Array:
         return conform(
             values, function.input_type, column=column.name, allow_rounding=function.rounds_input
         )
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    complaint = function.check_input(values.type)
-    if complaint is not None:
-        raise WrongType(f"column '{column.name}' is {function.name}: {complaint}")
+    values = in_table_type(values)
+    refusal = function.check_input(values.type)
+    if refusal is not None:
+        raise WrongType(f"column '{column.name}' is {function.name}: {refusal}")
     return values
 
 
@@ -288,5 +322,5 @@ def _read_states(
         function.validate_states(states if deletes is None else states.take(pa.array(rows)))
     except Fault as fault:
         row = int(rows[fault.index])
-        raise value_error(fault, column, key_names, keys, row) from None
+        raise value_error(fault, column.name, key_names, keys, row) from None
     return states

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from merge_engine.errors import SchemaError
+from merge_engine.soundness import is_text
 from merge_engine.suggestions import did_you_mean
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -193,6 +194,8 @@ class _Parser:
             name = name[1:-1].replace("``", "`")
         elif not name.isidentifier() and not name.isalnum():
             raise self._error(f"{name!r} is not a name; put it in backticks")
+        if not is_text(name):
+            raise self._error(f"{name!r} has half a character in it")
         self._accept(":")
         data_type = self.type()
         not_null = self._accept("NOT")

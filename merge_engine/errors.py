@@ -6,7 +6,7 @@ TallybookError
 │   ├── UnknownColumn       a column that the table does not have
 │   ├── MissingColumn       a column that the call needs and did not get
 │   ├── WrongType           a value column of another type than declared
-│   ├── InvalidKey          a null in a key column
+│   ├── InvalidKey          a null in a key column, or text that is not UTF-8
 │   ├── InvalidValue        a value that the column's function cannot take
 │   │   └── Overflow        a result that its column cannot hold
 │   ├── Closed              a table or bucket that was closed; open it again
@@ -55,11 +55,12 @@ class WrongType(InvalidInput):
 
 
 class InvalidKey(InvalidInput):
-    """A key has a null in it. Filter such rows out, or give them a key."""
+    """A null in a key, or text that is not UTF-8. Filter such rows out, or give them a key."""
 
 
 class InvalidValue(InvalidInput):
-    """A value that the column's function cannot take. Fix or filter the row.
+    """A value that the column's function cannot take, or that is none of its type: text that is not
+    UTF-8. Fix or filter the row.
 
     `encoded_key`: the row's key as the table encodes keys, for whoever wants to find its rows.
     """

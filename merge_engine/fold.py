@@ -58,7 +58,7 @@ def fold(rows: Rows, key_codec: KeyCodec) -> Update:
             state = _fold_column(value_function(column), values, order, groups, rows.mode)
         except Fault as fault:
             key = int(np.flatnonzero(written)[fault.index])
-            raise value_error(fault, column, rows.key_names, keys, key) from None
+            raise value_error(fault, column.name, rows.key_names, keys, key) from None
         states.append(state if written.all() else _spread(state, written))
     shape = (count, len(rows.columns))
     resets = deleted if rows.mode is not AggMode.REPLACE else np.ones(count, bool)

@@ -66,7 +66,7 @@ def _merge_column(update: Update, j: int, before_touched: Flags, before: pa.Arra
     try:
         merged = _combine_where(column.function, combines, before, new)
     except Fault as fault:
-        raise value_error(fault, column, update.key_names, update.keys, fault.index) from None
+        raise value_error(fault, column.name, update.key_names, update.keys, fault.index) from None
     return merged if applies.all() else choose(applies, before, merged)
 
 

@@ -79,7 +79,10 @@ def partition_key(schema: Schema, values: Mapping[str, Any]) -> bytes:
         names = ", ".join(column.name for column in columns) or "none"
         raise InvalidInput(f"give a value for each partition column ({names})")
     codec = KeyCodec([column.type for column in columns])
-    arrays = [pa.array([values[column.name]], column.type) for column in columns]
+    try:
+        arrays = [pa.array([values[column.name]], column.type) for column in columns]
+    except (pa.ArrowException, TypeError, UnicodeError) as exc:
+        raise InvalidInput(f"{values} cannot be values of the partition columns: {exc}") from exc
     return bytes(codec.encode(arrays)[0].as_py())
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from merge_engine.errors import SchemaError
+from merge_engine.soundness import is_text
 from merge_engine.types import parse_type, type_name
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not name.strip():
             raise SchemaError(f"a column is named {name!r}; give it a name that is not empty")
+        if not is_text(name):
+            raise SchemaError(f"a column is named {name!r}, which has half a character in it")
         if name.startswith("_"):
             raise SchemaError(
                 f"column '{name}': names that start with '_' are reserved for columns that"

@@ -2,11 +2,12 @@
 
 from merge_engine.errors import InvalidInput
 from merge_engine.segment import Token
+from merge_engine.soundness import is_text
 
 
 def check_writer(owner: str, token: Token | None) -> None:
     """Raise for what the log would take and nobody could ever apply."""
-    if not isinstance(owner, str) or not _is_text(owner):
+    if not is_text(owner):
         raise InvalidInput(f"an owner is a text, not {owner!r}")
     numbers = token if isinstance(token, Token) else ()
     good = len(numbers) == 2 and all(type(n) is int and 0 <= n < 2**63 for n in numbers)
@@ -14,11 +15,3 @@ def check_writer(owner: str, token: Token | None) -> None:
         raise InvalidInput(
             f"a token is Token(epoch, batch), two whole numbers from 0 on, not {token!r}"
         )
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # A lone surrogate.
-        return False
-    return True

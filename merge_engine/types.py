@@ -9,6 +9,8 @@ The system is closed: whatever else Arrow has either means the same as one of th
 instead. So every other module has to know these types only.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -168,10 +170,7 @@ def conform(
     """
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     try:
-        converted = [_convert(chunk, target, allow_rounding) for chunk in chunks]
-        if len(converted) == 1:
-            return converted[0]
-        return pa.concat_arrays([pa.nulls(0, target), *converted])
+        return _as_one([_convert(chunk, target, allow_rounding) for chunk in chunks], target)
     except _NoLosslessCast as error:
         raise WrongType(
             f"column '{column}' is {type_name(target)}, but the batch has"
@@ -185,6 +184,30 @@ def conform(
             f" {_batch_type_name(values.type)} with values that do not fit ({error});"
             " truncate or filter them first"
         ) from error
+
+
+def in_table_type(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return the values as one array, in the table type that means the same if there is one.
+
+    For functions that take values of any type: large strings, views and dictionaries of strings are
+    strings to them. What no table has, or would not fit one array of such a type, stays as it is.
+    """
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+        chunks = [chunk.dictionary_decode() for chunk in chunks]
+    try:
+        target = _table_type(kind)
+        return _as_one([_convert(chunk, target) for chunk in chunks], target)
+    except (SchemaError, pa.ArrowInvalid):
+        return _as_one(chunks, kind)
+
+
+def _as_one(chunks: Sequence[pa.Array], data_type: pa.DataType) -> pa.Array:
+    if len(chunks) == 1:
+        return chunks[0]
+    return pa.chunked_array(chunks, data_type).combine_chunks()
 
 
 class _NoLosslessCast(Exception):

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from merge_engine.routing import Route
+from merge_engine.types import in_table_type
 
 _ROWS_PER_MESSAGE = 1 << 16
 
 
 def as_one_table(data: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Return the data in one chunk per column, without dictionaries: they do not travel well."""
-    table = pa.table(data) if isinstance(data, pa.RecordBatch) else data
-    columns = [
-        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        for column in table.columns
-    ]
-    return pa.table(columns, names=table.schema.names).combine_chunks()
+    """Return the data in one chunk per column, in types that a table has.
+
+    Dictionaries do not travel well, and views cannot be split by bucket.
+    """
+    columns = [in_table_type(column) for column in data.columns]
+    return pa.table(columns, names=data.schema.names)
 
 
 def rows_of(columns: Sequence[pa.Array], target: Route, *, whole: bool) -> list[pa.Array]:

@@ -20,7 +20,8 @@ from merge_engine import InvalidInput, InvalidValue, PutResult, UnknownColumn
 from recovery.access import Answers, Grant, Rows
 from recovery.errors import OldEpoch
 from recovery.writer import TableWriter
-from sink.executors import Job, collected, put_from_executors
+from sink.executors import Job, put_from_executors
+from sink.frames import collected
 from sink.listener import when_run_ends
 from sink.options import SinkOptions, checked_settings
 from sink.partitions import PartitionsMissing, never_settles, partitions_named, partitions_of

@@ -27,6 +27,7 @@ from server.client import Cluster, Recipe
 from server.definitions import ClusterTable
 from server.remote_table import RemoteTable
 from server.writer_access import put
+from sink.frames import renamed
 from sink.quarantine import Quarantine
 from sink.rows import RowReader
 
@@ -84,22 +85,6 @@ def put_from_executors(frame: Any, job: Job, partitions: int) -> Outcome:
         _putting(job), OUTCOME
     )
     return _gather([json.loads(row.outcome) for row in outcomes.collect()])
-
-
-def renamed(frame: Any, names: Mapping[str, str]) -> Any:
-    """Return the frame with these columns only, under the table's names."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    return frame.select([F.col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
-
-
-def collected(frame: Any, names: Mapping[str, str]) -> pa.Table:
-    """Return these columns of the frame in the driver, under the table's names."""
-    if sorted(frame.columns) != sorted(set(names.values())):
-        return renamed(frame, names).toArrow()
-    # Nothing to leave out: naming the columns here saves Spark planning a projection.
-    table = frame.toArrow()
-    return pa.table({name: table.column(of_input) for name, of_input in names.items()})
 
 
 def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from merge_engine import InvalidInput, Schema
 from merge_engine.routing import partition_rows
 from recovery.access import Rows
-from sink.executors import renamed
-from sink.rows import InputColumns
+from sink.frames import renamed
+from sink.rows import InputColumns, without_unsound_rows
 
 
 class PartitionsMissing(InvalidInput):
@@ -30,7 +30,9 @@ def partitions_of(frame: Any, columns: InputColumns) -> Rows | None:
     if not partitioned:
         return None
     names = {name: of for name, of in columns.names().items() if name in partitioned}
-    return _naming(renamed(frame, names).distinct().dropna().toArrow(), columns.schema)
+    values = renamed(frame, names).distinct().dropna().toArrow()
+    # What is no text names no partition. Like nulls, such rows are judged where they are read.
+    return _naming(without_unsound_rows(values)[0], columns.schema)
 
 
 def partitions_named(keys: Iterable[bytes], schema: Schema) -> Rows:

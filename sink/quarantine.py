@@ -6,6 +6,8 @@ Rows are staged first, in a file that its name hides from readers, and published
 it knows whose they are: what a task stages that was given up, or came late, nobody publishes. An
 epoch clears what its own and earlier ones have left of the batch, never a later one's: a driver
 that was paused, and comes back, has nothing to do with its successor's files.
+
+A file is readable whatever is in it: a column with text that is not UTF-8 is written as bytes.
 """
 
 import hashlib
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
+
+from merge_engine.soundness import readable
 
 _OF_EPOCH = re.compile(r"epoch-(\d+)-")
 
@@ -39,7 +43,7 @@ class Quarantine:
         filesystem, directory = _open(self.path)
         filesystem.create_dir(directory, recursive=True)
         name = f".{self._of_batch}epoch-{self.epoch}-part-{part}.parquet.{uuid.uuid4().hex}"
-        pq.write_table(rows, f"{directory}/{name}", filesystem=filesystem)
+        pq.write_table(readable(rows), f"{directory}/{name}", filesystem=filesystem)
         return name
 
     def publish(self, staged: Iterable[str]) -> list[str]:

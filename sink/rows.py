@@ -23,6 +23,7 @@ from merge_engine.keys import KeyCodec
 from merge_engine.local import fold_locally
 from merge_engine.options import BucketOptions
 from merge_engine.segment import Operation
+from merge_engine.soundness import is_sound, show, unsound_rows
 from merge_engine.suggestions import did_you_mean
 from merge_engine.types import conform
 from recovery.access import Rows
@@ -30,6 +31,7 @@ from recovery.access import Rows
 REASON = "_reason"
 Flags = np.typing.NDArray[np.bool_]
 
+_UNSOUND = "text that is not UTF-8, or a value that is none of its type"
 _OPERATIONS = [operation.name.lower() for operation in Operation]
 # A batch of raw rows is split by bucket before it is put: its own size is no matter here.
 _UNLIMITED = replace(BucketOptions(), put_max_rows=2**62, put_max_bytes=2**62)
@@ -144,8 +146,11 @@ class RowReader:
                 except InvalidValue as exc:
                     if not self._set_aside or exc.encoded_key is None:
                         raise
-                    found[exc.encoded_key] = str(exc)
-                    data, bad = self._without_keys(data, {exc.encoded_key: str(exc)})
+                    more = self._refused_keys(data)
+                    if not more:
+                        raise
+                    found |= more
+                    data, bad = self._without_keys(data, more)
                     refused += bad
         except InvalidInput as exc:
             raise self.with_sample(exc, data) from exc
@@ -186,7 +191,7 @@ class RowReader:
 
     def _without_bad_rows(self, data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
         """Take out rows with a null key, and rows with a value that its column cannot take."""
-        refused = []
+        data, refused = without_unsound_rows(data)
         for column in self._columns.schema.key_columns:
             null = pc.is_null(data.column(column.name)).to_numpy()
             data, bad = _split(data, null, f"key column '{column.name}' is null")
@@ -204,19 +209,38 @@ class RowReader:
             refused += bad
         return data, refused
 
+    def _refused_keys(self, data: pa.Table) -> dict[bytes, str]:
+        """Return all keys whose rows cannot be folded, and why; no key depends on another's rows.
+
+        They are found by halving: one by one, each would cost a fold of the whole batch.
+        """
+        encoded = self._encoded(data).dictionary_encode()
+        number_of_key = encoded.indices.to_numpy()
+        by_key = data.take(pa.array(np.argsort(number_of_key, kind="stable")))
+        bounds = np.append(0, np.cumsum(np.bincount(number_of_key))).tolist()
+        refused: dict[bytes, str] = {}
+        waiting = [(0, len(bounds) - 1)]
+        while waiting:
+            first, end = waiting.pop()
+            try:
+                self._rows(by_key.slice(bounds[first], bounds[end] - bounds[first]))
+            except InvalidValue as exc:
+                if end - first == 1:
+                    refused[encoded.dictionary[first].as_py()] = str(exc)
+                else:
+                    middle = (first + end) // 2
+                    waiting += [(first, middle), (middle, end)]
+        return refused
+
     def _without_keys(
         self, data: pa.Table, keys: Mapping[bytes, str]
     ) -> tuple[pa.Table, list[pa.Table]]:
-        refused: list[pa.Table] = []
         if not keys:
-            return data, refused
+            return data, []
         encoded = self._encoded(data)
-        for key, reason in keys.items():
-            chosen = pc.equal(encoded, pa.scalar(key, encoded.type)).to_numpy(zero_copy_only=False)
-            data, bad = _split(data, chosen, reason)
-            encoded = encoded.filter(pa.array(~chosen))
-            refused += bad
-        return data, refused
+        found = pc.index_in(encoded, value_set=pa.array(list(keys), encoded.type))
+        reasons = pa.array(list(keys.values()), pa.string()).take(found.drop_null())
+        return _split(data, found.is_valid().to_numpy(zero_copy_only=False), reasons)
 
     def _encoded(self, data: pa.Table) -> pa.BinaryArray:
         keys = self._columns.schema.key_columns
@@ -236,15 +260,34 @@ class RowReader:
     def _sample(self, error: InvalidInput, data: pa.Table) -> dict[str, object] | None:
         if data.num_rows == 0:
             return None
+        row = self._row_of(error, data)
+        return {name: show(data.column(name), row) for name in data.column_names}
+
+    def _row_of(self, error: InvalidInput, data: pa.Table) -> int:
+        """Return a row that the error is about, as far as it says; else the first."""
         chosen = np.zeros(data.num_rows, bool)
         if isinstance(error, InvalidKey):
             for column in self._columns.schema.key_columns:
-                chosen |= pc.is_null(data.column(column.name)).to_numpy()
+                values = data.column(column.name)
+                chosen |= pc.is_null(values).to_numpy() | unsound_rows(values, column=column.name)
         elif isinstance(error, InvalidValue) and error.encoded_key is not None:
             chosen = pc.equal(self._encoded(data), error.encoded_key).to_numpy(zero_copy_only=False)
-        row = int(np.argmax(chosen)) if chosen.any() else 0
-        sample: dict[str, object] = data.slice(row, 1).to_pylist()[0]
-        return sample
+            unsound = [unsound_rows(data.column(name), column=name) for name in data.column_names]
+            of_both = chosen & np.logical_or.reduce(unsound)
+            chosen = of_both if of_both.any() else chosen
+        return int(np.argmax(chosen))
+
+
+def without_unsound_rows(data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+    """Take out rows with a value that is not what its type says, in whatever column."""
+    refused: list[pa.Table] = []
+    if is_sound(data):
+        return data, refused
+    for name in data.column_names:
+        unsound = unsound_rows(data.column(name), column=name)
+        data, bad = _split(data, unsound, f"column '{name}' has {_UNSOUND}")
+        refused += bad
+    return data, refused
 
 
 def _unknown_operations(values: pa.ChunkedArray) -> Flags:
@@ -258,11 +301,15 @@ def _unknown_operations(values: pa.ChunkedArray) -> Flags:
     return ~np.asarray(known.to_numpy(), bool)
 
 
-def _split(data: pa.Table, bad: Flags, reason: str) -> tuple[pa.Table, list[pa.Table]]:
+def _split(
+    data: pa.Table, bad: Flags, reason: str | pa.StringArray
+) -> tuple[pa.Table, list[pa.Table]]:
+    """Take the bad rows out; the reason is the same for all of them, or one for each."""
     if not bad.any():
         return data, []
     refused = data.filter(pa.array(bad))
-    refused = refused.append_column(REASON, pa.array([reason] * refused.num_rows, pa.string()))
+    reasons = pa.repeat(reason, refused.num_rows) if isinstance(reason, str) else reason
+    refused = refused.append_column(REASON, reasons)
     return data.filter(pa.array(~bad)), [refused]
 
 

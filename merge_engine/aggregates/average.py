@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from merge_engine.aggregates import limbs
 from merge_engine.aggregates.arrays import first_true, to_numbers, valid_mask
 from merge_engine.aggregates.base import AggregateFunction, Fault, Starts
 from merge_engine.aggregates.numeric import Count, Sum
@@ -67,19 +68,16 @@ class Avg(AggregateFunction):
 
     def finish(self, states: pa.Array) -> pa.Array:
         sums, counts = pc.struct_field(states, "sum"), pc.struct_field(states, "count")
-        counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
         if pa.types.is_floating(self.result_type):
+            counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
             return pc.divide(sums, counts.cast(pa.float64(), safe=False))
-        # Arrow divides to 20 places more than the sum has and cuts the rest off. Since a count has
-        # fewer than 20 digits, what is cut off never decides how the rounding goes.
-        quotients = pc.divide(
-            sums.cast(pa.decimal256(_WIDEST, self.result_type.scale)),
-            counts.cast(pa.decimal256(19, 0)),
-        )
-        rounded = pc.round(
-            quotients, ndigits=self.result_type.scale, round_mode="half_towards_infinity"
-        )
-        return rounded.cast(self.result_type)
+        numbers = to_numbers(counts, 0)
+        valid = valid_mask(sums) & (numbers > 0)
+        quotients, outside = limbs.divide(sums, numbers, self.result_type, valid)
+        culprit = first_true(outside)
+        if culprit is not None:
+            raise Fault(culprit, "a state of avg whose quotient does not fit its column")
+        return quotients
 
     def validate_states(self, states: pa.Array) -> None:
         sums, counts = pc.struct_field(states, "sum"), pc.struct_field(states, "count")
@@ -87,19 +85,7 @@ class Avg(AggregateFunction):
         culprit = first_true(incomplete | (to_numbers(counts, 0) < 0))
         if culprit is not None:
             raise Fault(culprit, "a state of avg needs a sum and a count that is not negative")
-        try:
-            self.finish(states)
-        except pa.ArrowInvalid:
-            for index in range(len(states)):
-                self._validate_quotient(states, index)
-            raise
-
-    def _validate_quotient(self, states: pa.Array, index: int) -> None:
-        try:
-            self.finish(states.slice(index, 1))
-        except pa.ArrowInvalid as error:
-            reason = "a state of avg whose quotient does not fit its column"
-            raise Fault(index, reason) from error
+        self.finish(states)
 
     def _state(self, sums: pa.Array, counts: pa.Array) -> pa.Array:
         mask = None if sums.null_count == 0 else pa.array(np.logical_not(valid_mask(sums)))

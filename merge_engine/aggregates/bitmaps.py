@@ -42,7 +42,7 @@ class _Bitmap(SerializedSet):
     word: ClassVar[type[np.unsignedinteger[Any]]]
 
     def check_input(self, input_type: pa.DataType) -> str | None:
-        if pa.types.is_integer(input_type):
+        if pa.types.is_integer(input_type) or pa.types.is_null(input_type):
             return None
         return f"{self.name} takes whole numbers, not {type_name(input_type)}"
 
@@ -160,16 +160,17 @@ def _run_containers(data: bytes, at: int) -> tuple[list[tuple[int, int, int]], i
     first_word, second_word = struct.unpack_from("<II", data, at)
     if first_word & 0xFFFF == _WITH_RUNS:
         count = (first_word >> 16) + 1
-        flags = int.from_bytes(data[at + 4 : at + 4 + (count + 7) // 8], "little")
+        flags = data[at + 4 : at + 4 + (count + 7) // 8]
         header = at + 4 + (count + 7) // 8
         has_positions = count >= 4
     else:
-        count, flags, header, has_positions = second_word, 0, at + 8, True
+        count, header, has_positions = second_word, at + 8, True
+        flags = bytes((count + 7) // 8)
     words = struct.unpack_from(f"<{2 * count}H", data, header)
     position = header + 4 * count + (4 * count if has_positions else 0)
     found = []
     for index, (key, last) in enumerate(zip(words[::2], words[1::2], strict=True)):
-        if flags >> index & 1:
+        if flags[index // 8] >> index % 8 & 1:
             found.append((key, last + 1, position))
             (runs,) = struct.unpack_from("<H", data, position)
             position += 2 + 4 * runs

@@ -1,10 +1,13 @@
-"""Exact sums of integers and decimals, on 32-bit limbs held in 64-bit columns.
+"""Exact sums of integers and decimals, and quotients, on 32-bit limbs held in 64-bit columns.
 
 A value is the sum of its limbs, limb i weighing 2^(32 i); the top limb has the sign. 64-bit
 integers have two limbs and 128-bit decimals four. Since each limb has 31 spare bits, two billion
 rows can be added limb by limb before any carry is due: a sum is exact however large it grows in
 between, and only what it ends up as has to fit the column. Integers that cannot reach 64 bits even
 if all were as large as the largest are added as they are.
+
+Arrow divides decimals, too, but cannot be relied on: where the divisor has more than 32 bits, its
+quotients of numbers like 2^80 - 1 are wrong.
 """
 
 import numpy as np
@@ -52,6 +55,41 @@ def add_runs(array: pa.Array, starts: Starts, valid: Mask) -> tuple[pa.Array, Ma
     return _join(np.add.reduceat(_split(array), starts, axis=1), array.type, valid)
 
 
+def divide(
+    sums: pa.Array, counts: npt.NDArray[np.int64], data_type: pa.DataType, valid: Mask
+) -> tuple[pa.Array, Mask]:
+    """Return decimals / counts, rounded half up (away from zero), and where that does not fit.
+
+    `data_type` has the scale of the sums. Where it is valid, a count is at least one.
+    """
+    limbs = _split_decimals(sums)
+    negative = limbs[3] < 0
+    magnitudes = _carry(np.where(negative, -limbs, limbs)).astype(np.uint64)
+    divisors = np.where(valid, counts, 1).astype(np.uint64)
+    quotients, remainders = _divide(magnitudes, divisors)
+    # The remainder is at least half the divisor; twice the remainder might not fit 64 bits.
+    quotients[0] += remainders >= divisors - remainders
+    rounded = quotients.astype(np.int64)
+    return _join(np.where(negative, -rounded, rounded), data_type, valid)
+
+
+def _divide(
+    limbs: npt.NDArray[np.uint64], divisors: npt.NDArray[np.uint64]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Divide from the top down, as many bits at a time as 64 have room for beside a remainder."""
+    room = 64 - int(divisors.max(initial=1)).bit_length()
+    bits = max(width for width in (1, 2, 4, 8, 16, 32) if width <= room)
+    quotients, remainders = np.zeros_like(limbs), np.zeros_like(divisors)
+    for position in reversed(range(len(limbs))):
+        for shift in range(32 - bits, -1, -bits):
+            digits = (limbs[position] >> np.uint64(shift)) & np.uint64((1 << bits) - 1)
+            remainders = (remainders << np.uint64(bits)) | digits
+            parts = remainders // divisors
+            remainders -= parts * divisors
+            quotients[position] |= parts << np.uint64(shift)
+    return quotients, remainders
+
+
 def _integers(array: pa.Array) -> npt.NDArray[np.int64]:
     return to_numbers(array, 0).astype(np.int64, copy=False)
 
@@ -69,15 +107,21 @@ def _join(limbs: Limbs, data_type: pa.DataType, valid: Mask) -> tuple[pa.Array, 
 
     `limbs` is used up. What the array has where a sum does not fit is undefined, here and above.
     """
-    for position in range(len(limbs) - 1):
-        limbs[position + 1] += limbs[position] >> 32
-        limbs[position] &= _LOW_32
+    limbs = _carry(limbs)
     too_wide = (limbs[-1] != limbs[-1].astype(np.int32)) & valid
     if pa.types.is_decimal(data_type):
         array, outside = _join_decimals(limbs, data_type, valid)
     else:
         array, outside = _narrow((limbs[1] << 32) | limbs[0], data_type, valid)
     return array, too_wide | (outside & valid)
+
+
+def _carry(limbs: Limbs) -> Limbs:
+    """Bring all limbs but the top one into 32 bits, in place."""
+    for position in range(len(limbs) - 1):
+        limbs[position + 1] += limbs[position] >> 32
+        limbs[position] &= _LOW_32
+    return limbs
 
 
 def _split_decimals(array: pa.Array) -> Limbs:

@@ -28,6 +28,10 @@ NUMBER_TYPES = "TINYINT, SMALLINT, INT, BIGINT, FLOAT, DOUBLE and DECIMAL"
 # Two factors need twice the digits, and Arrow's widest decimal has 76.
 _PRODUCT_DIGITS = 37
 _EXACT = Context(prec=76)
+# Products of integers that may have wrapped around, and those that have for certain.
+_NEAR_64_BITS, _BEYOND_64_BITS = 2.0**62, 2.0**65
+# Arrow's division by more than 32 bits gives wrong results for some numbers: see `limbs`.
+_DIVISOR_DIGITS = 9
 
 
 def is_number(data_type: pa.DataType) -> bool:
@@ -124,11 +128,15 @@ class Count(Sum):
         return pa.array(count_in_runs(valid_mask(values), starts))
 
     def accumulate_rows(
-        self, values: pa.Array, order: pa.Array | None, rows: Rows, starts: Starts
+        self,
+        values: pa.Array,
+        order: pa.Array | None,  # noqa: ARG002
+        rows: Rows,
+        starts: Starts,
     ) -> pa.Array:
         if values.null_count == 0:
             return pa.array(run_lengths(starts, len(rows)), pa.int64())
-        return super().accumulate_rows(values, order, rows, starts)
+        return pa.array(count_in_runs(valid_mask(values)[rows], starts))
 
     def finish(self, states: pa.Array) -> pa.Array:
         return pc.fill_null(states, 0) if states.null_count else states
@@ -187,13 +195,15 @@ class Product(AggregateFunction):
                 floats = products.astype(self.result_type.to_pandas_dtype())
                 return from_numbers(floats, self.result_type, valid)
             products = np.multiply.reduceat(numbers.astype(np.int64), starts)
-            # Zeros count as ones here: what else is in the run must not wrap before it meets one.
-            sizes = np.maximum(np.abs(numbers.astype(np.float64)), 1.0)
-            may_wrap = np.multiply.reduceat(sizes, starts) >= 2.0**62
+            # How large they are, to fifteen digits. A zero makes its product zero, however much the
+            # others have wrapped; no other whole number makes one smaller.
+            sizes = np.multiply.reduceat(np.abs(numbers.astype(np.float64)), starts)
+            sizes[any_in_runs(numbers == 0, starts)] = 0.0
         limits = np.iinfo(self.result_type.to_pandas_dtype())
-        outside = (products < limits.min) | (products > limits.max)
+        outside = (products < limits.min) | (products > limits.max) | (sizes > _BEYOND_64_BITS)
         ends = starts + run_lengths(starts, len(numbers))
-        for run in np.flatnonzero(may_wrap):
+        for run in np.flatnonzero((sizes >= _NEAR_64_BITS) & (sizes <= _BEYOND_64_BITS)):
+            # No part of such a product is larger than the whole, so none grows beyond its bits.
             exact = math.prod(numbers[starts[run] : ends[run]].tolist())
             outside[run] = not limits.min <= exact <= limits.max
             products[run] = 0 if outside[run] else exact
@@ -207,8 +217,11 @@ class Product(AggregateFunction):
         own = self.result_type
         wide = pa.decimal256(own.precision, own.scale)
         exact = pc.multiply(older.cast(wide), newer.cast(wide))
+        scaled = exact
         try:
-            products = exact.cast(own)
+            for scale in range(2 * own.scale - _DIVISOR_DIGITS, own.scale, -_DIVISOR_DIGITS):
+                scaled = scaled.cast(pa.decimal256(scaled.type.precision, scale))
+            products = scaled.cast(own)
         except pa.ArrowInvalid:
             raise self._decimal_fault(exact) from None
         return pc.coalesce(products, newer, older)

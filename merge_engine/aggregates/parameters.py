@@ -6,19 +6,20 @@ from typing import Any
 import pyarrow as pa
 
 from merge_engine.errors import SchemaError
+from merge_engine.soundness import is_text
 from merge_engine.types import parse_type
 
 
 def read_text(value: Any) -> str:
     """Return a text as it is."""
-    if not isinstance(value, str):
+    if not is_text(value):
         raise ValueError(f"{value!r} is not a text")
     return value
 
 
 def read_name(value: Any) -> str:
     """Return the name of a column."""
-    if not isinstance(value, str) or not value.strip():
+    if not is_text(value) or not value.strip():
         raise ValueError(f"{value!r} is not the name of a column")
     return value
 

@@ -64,6 +64,8 @@ class SerializedSet(AggregateFunction):
         return self.accumulate(values, order, np.arange(len(values)))
 
     def accumulate(self, values: pa.Array, order: pa.Array | None, starts: Starts) -> pa.Array:  # noqa: ARG002
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(starts), self.state_type)
         lengths = count_in_runs(valid_mask(values), starts)
         ends = np.cumsum(lengths)
         try:

@@ -1,9 +1,20 @@
 """Approximate distinct counts of any values, as Apache DataSketches in their compact formats.
 
 Whole numbers, floats and strings are hashed as every DataSketches library hashes them, so the
-bytes can be merged elsewhere; -0.0 equals 0.0 and all NaNs are one value. Dates, timestamps and
-booleans count as whole numbers, binary values and decimals by a 64-bit hash. The libraries skip the
-empty string; it counts here, like any value.
+bytes can be merged elsewhere. The libraries skip the empty string; it counts here, like any value.
+
+The type of the input may differ from batch to batch. Two values are the same one if they are of
+the same kind and equal, however they are spelled:
+
+    whole numbers   of any width; also booleans, the days of a date, and a timestamp's microseconds
+    floats          of any width; -0.0 equals 0.0, and all NaNs are one value
+    decimals        of any precision and scale: 1.5 is 1.50
+    timestamps      in any unit and time zone: an instant is the same in seconds and in nanoseconds
+    strings         also large ones, views and dictionaries
+    binary          also large, views and of fixed size
+
+The whole number 1, the float 1.0, the decimal 1 and the string "1" are four values, though.
+Decimals, binary values, and instants that are no BIGINT of microseconds count by a 64-bit hash.
 """
 
 from abc import abstractmethod
@@ -32,10 +43,14 @@ from merge_engine.types import type_name
 DEFAULT_LG_K = 12
 
 _EXACT = Context(prec=76)
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000}
 
 
 class _Sketch(SerializedSet):
-    """A sketch of 2^lg_k entries."""
+    """A sketch of 2^lg_k entries. What counts as one value is written above."""
 
     def __init__(self, result_type: pa.DataType, lg_k: int = DEFAULT_LG_K) -> None:
         super().__init__(result_type)
@@ -46,7 +61,8 @@ class _Sketch(SerializedSet):
         return {} if self.lg_k == DEFAULT_LG_K else {"lg_k": self.lg_k}
 
     def check_input(self, input_type: pa.DataType) -> str | None:
-        if is_ordered(input_type):
+        kinds = (is_ordered, _is_text, _is_bytes, pa.types.is_null)
+        if any(matches(input_type) for matches in kinds):
             return None
         return f"{self.name} takes {ORDERED_TYPES}, not {type_name(input_type)}"
 
@@ -127,25 +143,46 @@ class ThetaSketch(_Sketch):
         return compact_theta_sketch.deserialize(state)
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in _TEXTS
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return kind in _BYTES or bool(pa.types.is_fixed_size_binary(kind))
+
+
 def _hashable(values: pa.Array) -> list[Any]:
     """Return values that are not null as integers, floats or strings that the sketches hash."""
     kind = values.type
-    if pa.types.is_string(kind):
+    if _is_text(kind):
         empty = _hash(b"")
         return [text or empty for text in values.to_pylist()]
     if pa.types.is_decimal(kind):
         return [_hash(_digits(number)) for number in values.to_pylist()]
-    if pa.types.is_binary(kind):
+    if _is_bytes(kind):
         return [_hash(content) for content in values.to_pylist()]
+    if pa.types.is_timestamp(kind):
+        return _instants(values.view(pa.int64()).to_numpy().tolist(), kind.unit)
     if pa.types.is_date32(kind):
         values = values.view(pa.int32())
-    elif pa.types.is_timestamp(kind):
-        values = values.view(pa.int64())
     numbers = values.to_numpy(zero_copy_only=False)
     if numbers.dtype == np.uint64:
         # Beyond 2^63 the library would take them for floats.
         numbers = numbers.view(np.int64)
     return list(numbers.tolist())
+
+
+def _instants(numbers: list[int], unit: str) -> list[int]:
+    """Return instants in microseconds; a hash for those that are not so many, or beyond 64 bits."""
+    if unit == "us":
+        return numbers
+    if unit == "ns":
+        parts = [divmod(number, 1_000) for number in numbers]
+        return [_hash(b"%d.%03d" % (whole, rest)) if rest else whole for whole, rest in parts]
+    microseconds = [number * _MICROSECONDS[unit] for number in numbers]
+    return [
+        number if _LEAST <= number <= _MOST else _hash(b"%d" % number) for number in microseconds
+    ]
 
 
 def _digits(number: Decimal) -> bytes:

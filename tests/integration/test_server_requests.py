@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +20,7 @@ from merge_engine import (
     BatchTooLarge,
     BucketOptions,
     InvalidInput,
+    InvalidValue,
     OffsetOutOfRange,
     TallybookError,
     UnknownColumn,
@@ -45,6 +45,7 @@ from tests.raw_flight import (
     json_log,
     running,
 )
+from tests.unsound import NO_TEXT, damaged, texts
 from tests.zookeeper_server import chroot, wait_until, zookeeper_server
 
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -255,24 +256,24 @@ def test_a_bad_put_is_refused(scene: Scene, name: str) -> None:
         scene.stranger.put(command, messages, schema)
 
 
-def _texts(*offsets: int, data: bytes = b"abcdef") -> pa.Array:
-    buffers = [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
-
-
-DAMAGED: dict[str, pa.Array] = {
-    "offsets beyond the data": _texts(0, 1 << 30, 6),
-    "offsets that fall": _texts(0, 5, 1),
-    "offsets below 0": _texts(0, -(1 << 30), 6),
-    "bytes that are no text": _texts(0, 3, 6, data=b"\xff\xfe\xfdabc"),
+DAMAGED: dict[str, tuple[pa.Array, type[InvalidInput], str]] = {
+    "offsets beyond the data": (damaged(0, 1 << 30, 6), InvalidInput, "'note' is damaged"),
+    "offsets that fall": (damaged(0, 5, 1), InvalidInput, "'note' is damaged"),
+    "offsets below 0": (damaged(0, -(1 << 30), 6), InvalidInput, "'note' is damaged"),
+    "bytes that are no text": (
+        texts([b"abc", NO_TEXT]),
+        InvalidValue,
+        rf"column 'note', key k={MINE[1]}: text that is not UTF-8: b'.xff",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_put_of_damaged_batches_is_refused(scene: Scene, name: str) -> None:
-    batch = pa.record_batch([pa.array(MINE[:2]), DAMAGED[name]], names=["k", "note"])
+    notes, kind, words = DAMAGED[name]
+    batch = pa.record_batch([pa.array(MINE[:2]), notes], names=["k", "note"])
     command = wire.encode(scene.stranger.put_fields())
-    with scene.unharmed(), pytest.raises(BadRequest, match="batches are damaged"):
+    with scene.unharmed(), pytest.raises(kind, match=words):
         scene.stranger.put(command, [(batch, b"0"), closing(batch)], batch.schema)
 
 

@@ -14,6 +14,7 @@ from locks import UnknownTable
 from merge_engine import (
     InvalidInput,
     InvalidKey,
+    InvalidValue,
     Overflow,
     Schema,
     SchemaBuilder,
@@ -196,13 +197,23 @@ def test_redo_rolls_a_promised_batch_forward(sinks: Sinks, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("large", [False, True])
 def test_the_types_that_spark_gives_do_not_matter(large: bool, sinks: Sinks) -> None:
-    table = sinks.table(schema_of(s=(pa.string(), "max"), b=(pa.binary(), "max")))
+    table = sinks.table(
+        schema_of(
+            s=(pa.string(), "max"),
+            b=(pa.binary(), "max"),
+            texts=(pa.int64(), "hll_sketch"),
+            nothing=(pa.int64(), "theta_sketch"),
+            none=(pa.int64(), "rbm32"),
+        )
+    )
+    columns = [column.name for column in table.schema.value_columns]
     sinks.spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", str(large).lower())
     try:
         for number, route in enumerate(ROUTES):
-            sink = sinks.sink(table, ["s", "b"], owner_id="etl", route=route)
-            sink(sinks.frame([{"k": 1, "s": f"{number}", "b": b"%d" % number}]), number)
-            assert stored(table, [1]) == {1: (f"{number}", b"%d" % number)}
+            sink = sinks.sink(table, columns, owner_id="etl", route=route)
+            row = {"s": f"{number}", "b": b"%d" % number, "texts": f"{number}"}
+            sink(sinks.frame([{"k": 1, **row, "nothing": None, "none": None}]), number)
+            assert stored(table, [1]) == {1: (f"{number}", b"%d" % number, number + 1, 0, 0)}
             sink.close()
     finally:
         sinks.spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
@@ -442,6 +453,75 @@ def test_unknown_operations_fail_the_batch_or_are_set_aside(
     sink(sinks.frame(rows), 0)
     assert stored(table, KEYS) == dict.fromkeys(KEYS, (1, 10))
     assert [row["op"] for row in parquet_rows(tmp_path / "aside")] == ["merge"]
+
+
+def with_no_text(sinks: Sinks, columns: list[str]) -> Any:
+    """Return rows of one key, of which some have text that is not UTF-8, each in one column."""
+    good = {"day": "'d'", "k": "'k'", "text": "string(id)", "texts": "array(string(id))"}
+    chosen = dict(good)
+    for number, name in enumerate(columns, start=1):
+        bad = "cast(X'FFFE41' as string)"
+        bad = f"array({bad})" if name == "texts" else bad
+        chosen[name] = f"if(id = {number}, {bad}, {good[name]})"
+    listed = ", ".join(f"{expression} {name}" for name, expression in chosen.items())
+    return sinks.spark.sql(f"select {listed} from range(0, 7, 1, 1)")
+
+
+@pytest.mark.parametrize(
+    ("route", "aggregation"), [("driver", True), ("executors", True), ("executors", False)]
+)
+def test_text_that_is_not_utf_8_fails_the_batch_by_name_or_is_set_aside(
+    route: str, aggregation: bool, sinks: Sinks, tmp_path: Path
+) -> None:
+    schema = (
+        SchemaBuilder()
+        .column("day", "STRING")
+        .column("k", "STRING")
+        .agg_column("text", "STRING", "string_agg")
+        .agg_column("texts", "ARRAY<STRING>", "last_value")
+        .primary_key("day", "k")
+        .partitioned_by("day")
+        .build()
+    )
+    table = sinks.table(schema)
+    settings = {"owner_id": "etl", "route": route, "local_aggregation": aggregation}
+    sink = sinks.sink(table, ["text", "texts"], **settings)
+    shown = r"not UTF-8: .*xff.xfeA.*A row of it: .*xff.xfeA"
+    with pytest.raises(InvalidValue, match=rf"^column 'texts', key day='d', k='k': .*{shown}"):
+        sink(with_no_text(sinks, ["texts"]), 0)
+    with pytest.raises(InvalidKey, match=rf"^key column 'day' cannot be read .*{shown}"):
+        sink(with_no_text(sinks, ["day"]), 0)
+    sink.close()
+    place, columns = tmp_path / "aside", ["day", "k", "text", "texts"]
+    aside = {"bad_rows": "quarantine", "quarantine_path": str(place)}
+    sink = sinks.sink(table, ["text", "texts"], **settings, **aside)
+    sink(with_no_text(sinks, columns), 0)
+    assert stored(table, [("d", "k")]) == {("d", "k"): ("0,5,6", ["6"])}
+    assert len(table.partitions()) == 1
+    assert sink.status()["refused"] == 4
+    for name, row in zip(columns, parquet_rows(place), strict=True):
+        assert row[name] in (b"\xff\xfeA", [b"\xff\xfeA"])
+        assert row["_reason"].startswith(f"column '{name}' has text that is not UTF-8")
+    assert sinks.spark.read.parquet(str(place)).count() == 4
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_null_struct_goes_through_whatever_its_fields_say(route: str, sinks: Sinks) -> None:
+    table = sinks.table(
+        schema_of(
+            one=(pa.struct([("a", pa.int32())]), "last_value"),
+            many=(pa.list_(pa.struct([("b", pa.string())])), "last_value"),
+        )
+    )
+    frame = sinks.spark.sql(
+        "select id k, if(id = 1, null, named_struct('a', 1)) one, "
+        "array(if(id = 1, null, named_struct('b', 'x'))) many from range(2)"
+    )
+    [one, many] = [field.dataType for field in frame.schema.fields[1:]]
+    assert not one.fields[0].nullable
+    assert not many.elementType.fields[0].nullable
+    sinks.sink(table, ["one", "many"], owner_id="etl", route=route)(frame, 0)
+    assert stored(table, [0, 1]) == {0: ({"a": 1}, [{"b": "x"}]), 1: (None, [None])}
 
 
 def test_quarantine_takes_what_averages_round_and_time_stamps_that_do_not_fit(

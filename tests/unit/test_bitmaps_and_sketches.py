@@ -194,7 +194,93 @@ def test_sketches_count_values_of_every_plain_type(
     assert read(function, [*values, None], kind) == distinct
 
 
-def test_decimals_of_another_scale_are_the_same_values_to_a_sketch() -> None:
-    function = build("theta_sketch", pa.binary())
-    narrow = read(function, [Decimal("1.5"), Decimal(100)], pa.decimal128(5, 1))
-    assert read(function, [Decimal("1.50"), Decimal(100)], pa.decimal128(38, 9)) == narrow
+def _instants(unit: str, seconds: list[int]) -> pa.Array:
+    return pa.array(seconds, pa.timestamp("s")).cast(pa.timestamp(unit))
+
+
+_TEXTS = pa.array(["", "a", "ü"])
+_BYTES = pa.array([b"\x00", b"a", b"\xff"])
+_DECIMALS = pa.array([Decimal("1.5"), Decimal(100), Decimal("-0.1")], pa.decimal128(5, 1))
+
+SAME: dict[str, list[pa.Array]] = {
+    "whole numbers of every width": [
+        *(pa.array([1, 2, 3], kind) for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())),
+        *(pa.array([1, 2, 3], kind) for kind in (pa.uint8(), pa.uint32(), pa.uint64())),
+    ],
+    "floats of every width": [
+        pa.array([0.0, 0.5, NAN], pa.float64()),
+        pa.array([-0.0, 0.5, -NAN], pa.float32()),
+        pa.array(np.array([0.0, 0.5, NAN], np.float16)),
+    ],
+    "decimals of every scale": [
+        _DECIMALS,
+        _DECIMALS.cast(pa.decimal128(38, 9)),
+        _DECIMALS.cast(pa.decimal256(76, 2)),
+    ],
+    "instants in every unit and time zone": [
+        *(_instants(unit, [-7, 0, 2**31]) for unit in ("s", "ms", "us", "ns")),
+        _instants("ms", [-7, 0, 2**31]).cast(pa.timestamp("ms", tz="Asia/Kathmandu")),
+    ],
+    "strings": [
+        _TEXTS,
+        _TEXTS.cast(pa.large_string()),
+        _TEXTS.cast(pa.string_view()),
+        _TEXTS.dictionary_encode().cast(pa.string()),
+    ],
+    "binary values": [
+        _BYTES,
+        _BYTES.cast(pa.large_binary()),
+        _BYTES.cast(pa.binary_view()),
+        pa.array([b"\x00", b"a", b"\xff"], pa.binary(1)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ["hll_sketch", "theta_sketch"])
+@pytest.mark.parametrize("arrays", SAME.values(), ids=SAME)
+def test_a_value_is_the_same_to_a_sketch_however_it_is_spelled(
+    arrays: list[pa.Array], name: str
+) -> None:
+    function = build(name, pa.binary())
+    states = {
+        function.accumulate(array, None, np.array([0]))[0].as_py()
+        for array in arrays
+        if function.check_input(array.type) is None
+    }
+    assert len(states) == 1
+    assert [function.check_input(array.type) for array in arrays] == [None] * len(arrays)
+    assert build(name, pa.int64()).finish(pa.array(states, pa.binary())).to_pylist() == [3]
+
+
+@pytest.mark.parametrize("name", ["hll_sketch", "theta_sketch"])
+def test_instants_that_are_no_bigint_of_microseconds_count_all_the_same(name: str) -> None:
+    function = build(name, pa.int64())
+    assert read(function, [0, 1, 999, 1000, -1, -999, -1000], pa.timestamp("ns")) == 7
+    assert read(function, [2**62, -(2**62), 2**62 + 1, 5], pa.timestamp("s")) == 4
+    late = [([9 * 10**15], pa.timestamp("s")), ([9 * 10**18], pa.timestamp("ms"))]
+    assert len({read(build(name, pa.binary()), values, kind) for values, kind in late}) == 1
+
+
+def test_kinds_of_values_are_told_apart_by_a_sketch() -> None:
+    function = build("theta_sketch", pa.int64())
+    kinds = [
+        pa.array([1]),
+        pa.array([1.0]),
+        pa.array([Decimal(1)]),
+        pa.array(["1"]),
+        pa.array([b"1"]),
+    ]
+    states = [function.accumulate(array, None, np.array([0])) for array in kinds]
+    # The digits of a decimal and equal bytes are hashed alike; no column has both.
+    merged = function.fold(pa.concat_arrays(states), np.array([0]))
+    assert function.finish(merged).to_pylist() == [4]
+
+
+@pytest.mark.parametrize("name", ["rbm32", "rbm64", "hll_sketch", "theta_sketch"])
+def test_a_column_of_nothing_but_nulls_needs_no_type(name: str) -> None:
+    function = build(name, pa.int64())
+    assert function.check_input(pa.null()) is None
+    states = function.accumulate(pa.nulls(3), None, np.array([0, 2]))
+    assert states.to_pylist() == [None, None]
+    assert function.finish(states).to_pylist() == [0, 0]
+    assert function.lift(pa.nulls(2)).type == pa.binary()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,51 @@ def test_a_product_that_needs_more_decimal_places_is_refused_not_rounded() -> No
         merged(function, Decimal("0.15"), Decimal("0.15"))
 
 
+def test_a_product_is_multiplied_out_only_if_it_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiplied = []
+
+    def prod(factors: list[int]) -> int:
+        product = 1
+        for factor in factors:
+            product *= factor
+            assert abs(product) <= 2**65, "numbers that grow make the time quadratic"
+        multiplied.append(product)
+        return product
+
+    monkeypatch.setattr(math, "prod", prod)
+    function = build("product", pa.int64())
+    for hopeless in ([2**62] * 100_000, [-2] * 100_000, [*range(1, 100_000)]):
+        with pytest.raises(Fault, match="product exceeds BIGINT"):
+            read(function, hopeless)
+        assert read(function, [*hopeless, 0]) == 0
+    assert multiplied == []
+    assert read(function, [1, -1] * 50_000 + [2] * 62 + [-2]) == -(2**63)
+    assert multiplied == [-(2**63)]
+
+
+@pytest.mark.parametrize(
+    ("factors", "product"),
+    [
+        ([2**32, 2**31 - 1], 2**63 - 2**32),
+        ([-(2**62), 2], -(2**63)),
+        ([2**63 - 1, 1, -1], 1 - 2**63),
+        ([-(2**63), 1], -(2**63)),
+        ([3037000499, 3037000499], 3037000499**2),
+    ],
+)
+def test_products_that_just_fit_are_exact(factors: list[int], product: int) -> None:
+    assert read(build("product", pa.int64()), factors) == product
+    for beyond in ([*factors, -2], [*factors, 3]):
+        with pytest.raises(Fault, match="product exceeds BIGINT"):
+            read(build("product", pa.int64()), beyond)
+
+
+def test_a_decimal_product_that_arrow_divides_wrongly_is_right() -> None:
+    # 2^80 - 1 as digits. Arrow's quotient of it by 10^14 is too small.
+    number = Decimal("12089258196.14629174706175")
+    assert merged(build("product", pa.decimal128(37, 14)), number, Decimal(1)) == number
+
+
 def test_an_average_is_rounded_half_up_away_from_zero() -> None:
     function = build("avg", pa.decimal128(5, 1))
     assert merged(function, Decimal("0.1"), Decimal("0.2")) == Decimal("0.2")
@@ -104,3 +149,32 @@ def test_an_average_with_a_count_of_zero_is_null() -> None:
     state = pa.array([{"sum": 0.0, "count": 0}, None], function.state_type)
     function.validate_states(state)
     assert function.finish(state).to_pylist() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "largest"),
+    [(38, 0, "9" * 38), (37, 5, "9" * 32 + ".99999"), (1, 1, "0.9")],
+)
+def test_an_average_of_the_largest_number_and_zeros_is_rounded_right(
+    precision: int, scale: int, largest: str
+) -> None:
+    function = build("avg", pa.decimal128(precision, scale))
+    number = Decimal(largest)
+    for zeros in range(1, 9):
+        with localcontext(prec=100):
+            quotient = number / (zeros + 1)
+            expected = quotient.quantize(Decimal(1).scaleb(-scale), rounding=ROUND_HALF_UP)
+        assert read(function, [number, *[Decimal(0)] * zeros]) == expected
+        assert (
+            read(function, [number.copy_negate(), *[Decimal(0)] * zeros]) == expected.copy_negate()
+        )
+
+
+def test_a_state_whose_quotient_does_not_fit_is_found_at_once() -> None:
+    function = build("avg", pa.decimal128(3, 0))
+    good, bad = {"sum": Decimal(1998), "count": 2}, {"sum": Decimal(1999), "count": 2}
+    states = pa.array([good, None, bad, good], function.state_type)
+    with pytest.raises(Fault, match="whose quotient does not fit") as caught:
+        function.validate_states(states)
+    assert caught.value.index == 2
+    function.validate_states(states.slice(3))
