@@ -128,11 +128,14 @@ class Coordinator:
         )
 
         def conditions() -> Sequence[Operation]:
-            """Nobody pins a dropped column, nor acquires one before it is gone."""
+            """Nobody pins a dropped column, nor acquires or renews a lock before it is gone."""
             held = self._read_locks(table)
             pinning = {o: lock for o, lock in held.owners.items() if lock.record.pinned & dropped}
             self._check_none_live(table, pinning)
-            return [Check(epoch_path(table.table_id), held.epoch_version)]
+            return [
+                Check(epoch_path(table.table_id), held.epoch_version),
+                *(Check(owner_path(table.table_id, o), one.version) for o, one in pinning.items()),
+            ]
 
         if force or not dropped:
             return self._tables.alter(table, definition)

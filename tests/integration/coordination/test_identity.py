@@ -1,7 +1,6 @@
 """Who is who, on both stores: records read together, owners that come back, queries, names, ids."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from locks import (
     Unavailable,
 )
 from locks.acquisition import unpaid
+from locks.coordinator import DEFAULT_TTL_MS
 from locks.paths import (
     NEXT_TABLE_ID,
     epoch_path,
@@ -29,7 +29,16 @@ from locks.paths import (
     table_path,
 )
 from locks.store import Node, Write
-from tests.coordinators import CALLS, COLUMNS, DEFINITION, ENDS, LATER, Cluster, ready
+from tests.coordinators import (
+    CALLS,
+    COLUMNS,
+    DEFINITION,
+    ENDS,
+    LATER,
+    Cluster,
+    just_before_the_next_transaction,
+    ready,
+)
 from tests.lossy import LOSSES, LossyStore
 
 # Records are read together, or not at all
@@ -83,25 +92,42 @@ def test_who_never_gets_to_read_all_records_at_once_is_told_so(
 # A record that was forgotten is blank, not gone: its versions go on
 
 
+@pytest.mark.parametrize("name", CALLS)
 def test_what_an_owner_was_before_it_was_forgotten_is_not_taken_for_what_it_is(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: Table, name: str
 ) -> None:
     def incarnation() -> ColumnLock:
+        """Return one that may make the call, after as many writes as any other."""
         lock = cluster.coordinator().acquire(table, "job", ["orders"], handover=True)
-        lock.ready(ENDS, [])
+        if name != "ready":
+            lock.ready(ENDS, [])
         return lock
 
-    for call in CALLS.values():
-        old = incarnation()
-        incarnation().release()
-        coordinator.forget(table, "job")
-        new = incarnation()
-        with suppress(Exception):  # What a handle in this state may not do at all.
-            call(old)
-        assert coordinator.record(table, "job") == new.record
-        with pytest.raises(Fenced):
-            old.check()
-        new.commit(0, LATER, [])
+    old = incarnation()
+    ready(coordinator, table, "job", "orders").release()
+    coordinator.forget(table, "job")
+    new = incarnation()
+    with pytest.raises(Fenced, match="was acquired again, with epoch 3"):
+        CALLS[name](old)
+    assert coordinator.record(table, "job") == new.record
+    if name == "ready":
+        new.ready(ENDS, [])
+    new.commit(0, LATER, [])
+
+
+def test_epochs_go_on_rising_behind_a_record_that_was_forgotten(
+    coordinator: Coordinator, table: Table
+) -> None:
+    before = ready(coordinator, table, "job", "orders", query_id="q")
+    before.commit(4, LATER, [])
+    before.release()
+    coordinator.forget(table, "job")
+    coordinator.forget(table, "job")
+    after = ready(coordinator, table, "job", "orders")
+    assert after.epoch > before.epoch
+    # All else is as if the owner had never been.
+    assert (after.batch, after.record.query_id, after.record.committed) == (-1, "", {})
+    after.commit(0, LATER, [])
 
 
 def test_who_was_forgotten_is_not_among_the_owners(coordinator: Coordinator, table: Table) -> None:
@@ -198,6 +224,32 @@ def test_a_column_that_a_live_lock_pins_is_not_dropped_unless_forced(
     table = coordinator.alter_table(table, DEFINITION)
     ready(coordinator, table, "etl-3", "orders", handover=True)
     assert coordinator.alter_table(table, without, force=True).version == table.version + 1
+
+
+def test_a_column_of_a_debt_is_pinned_as_the_lock_s_own_are(
+    coordinator: Coordinator, table: Table
+) -> None:
+    ready(coordinator, table, "etl-1", "orders")
+    payer = coordinator.acquire(table, "etl-1", ["tags"])
+    without = replace(DEFINITION, columns={"tags": 14})
+    with pytest.raises(LockHeld, match="with a debt of `etl-1` on orders to pay"):
+        coordinator.alter_table(table, without)
+    payer.ready(ENDS, [])
+    coordinator.alter_table(table, without)
+
+
+def test_a_lock_that_is_renewed_just_before_its_column_is_dropped_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = MemoryCoordination()
+    coordinator, other = Coordinator(memory.connect()), Coordinator(memory.connect())
+    table = coordinator.create_table("t", DEFINITION)
+    lock = ready(other, table, "etl-1", "orders")
+    memory.advance(DEFAULT_TTL_MS)
+    just_before_the_next_transaction(coordinator, lock.renew, monkeypatch)
+    with pytest.raises(LockHeld, match="are held by `etl-1` until"):
+        coordinator.alter_table(table, replace(DEFINITION, columns={"tags": 14}))
+    assert other.table("t") == table
 
 
 def test_a_lock_that_is_acquired_just_before_its_column_is_dropped_is_noticed(
