@@ -20,8 +20,8 @@ from merge_engine.errors import (
     Deposed,
     LogGap,
     OffsetOutOfRange,
-    Retryable,
     StorageUnavailable,
+    TallybookError,
     UnknownFormat,
     UnknownOutcome,
 )
@@ -153,10 +153,12 @@ class Log:
         return header.kind is not SegmentKind.EMPTY
 
     def _settle_now(self, cause: Exception) -> bool:
-        """Settle a create of this very call: to fail now is not to know."""
+        """Settle a create of this very call: to fail now, for whatever reason, is not to know."""
         try:
             return self.settle()
-        except Retryable as exc:
+        except (Deposed, UnknownOutcome):  # Deposed: what stands there is another's.
+            raise
+        except TallybookError as exc:
             raise UnknownOutcome(
                 f"offset {self.end}: {cause}; and then {exc}; the next call finds out first"
             ) from exc
@@ -222,7 +224,7 @@ class Log:
             start = header.end_offset
         if start > self.start:
             hit("clean.before_mark")
-            with suppress(AlreadyExists):  # An earlier attempt of ours: nobody else cleans.
+            with suppress(AlreadyExists):  # Whoever has marked it: there is nothing in a mark.
                 self._storage.create(f"{start:020d}{START_SUFFIX}", b"")
             self.start = start
             hit("clean.marked")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from merge_engine.errors import StorageFull, StorageUnavailable, UnknownOutcome
+from merge_engine.errors import StorageFull, StorageUnavailable, TallybookError, UnknownOutcome
 from merge_engine.failpoints import arm
 from merge_engine.log import Log
 from merge_engine.segment import segment_name
@@ -58,6 +58,26 @@ def test_a_name_taken_by_our_own_request_that_was_sent_twice_is_an_append(
     storage.faults = [sent_twice]
     assert log.append(write_of(1)).base_offset == 1
     assert not log.deposed
+    assert contents(log) == [(0, "leader", []), (1, "write", [1])]
+
+
+def test_who_cannot_end_the_doubt_for_any_reason_does_not_say_that_nothing_was_written(
+    storage: FaultyStorage,
+) -> None:
+    clock = iter([1, 2])
+
+    def time_ms() -> int:
+        for now in clock:
+            return now
+        raise TallybookError("this server has lost its session, and with it the time")
+
+    log = Log(storage, clock_ms=time_ms)
+    log.lead()
+    storage.faults = [done_but_unknown]
+    with pytest.raises(UnknownOutcome, match="lost its session"):
+        log.append(write_of(1))
+    clock = iter([3, 4])
+    assert log.settle()
     assert contents(log) == [(0, "leader", []), (1, "write", [1])]
 
 
