@@ -89,6 +89,7 @@ class InMemorySession:
 
     coordinator: Coordinator
     name: str
+    clock_ms: Callable[[], int] = wall_clock_ms
 
     def check(self) -> None:
         """It never ends."""
@@ -97,8 +98,8 @@ class InMemorySession:
         """Nor does its connection."""
 
     def now_ms(self) -> int:
-        """Return the time, by this machine's clock."""
-        return wall_clock_ms()
+        """Return the cluster's time."""
+        return self.clock_ms()
 
     def look_again(self) -> None:
         """Nobody leads by it."""

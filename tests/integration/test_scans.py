@@ -12,7 +12,15 @@ import pytest
 from pyarrow import flight
 
 from locks import BucketKey
-from merge_engine import Closed, InvalidInput, Schema, SchemaBuilder, TallybookError, UnknownColumn
+from merge_engine import (
+    Bucket,
+    Closed,
+    InvalidInput,
+    Schema,
+    SchemaBuilder,
+    TallybookError,
+    UnknownColumn,
+)
 from merge_engine.options import MEBIBYTE
 from recovery.access import Answers, Grant, Rows
 from recovery.errors import NotLeader
@@ -442,6 +450,64 @@ def test_the_log_is_a_source_with_limits_and_says_where_to_go_on(create: Create)
         table.scan(["a"], source=ScanSource.LOG)
     with pytest.raises(InvalidInput, match="a lease goes with"):
         table.scan(source=ScanSource.SNAPSHOT)
+
+
+def test_records_of_the_log_have_the_columns_that_there_are_not_those_known_here(
+    create: Create, scene: Scene
+) -> None:
+    table = create(buckets=1)
+    stale = scene.cluster.table(table.name)
+    table.add_column("c", pa.int64(), "sum")
+    table.put({"k": [1], "c": [5]})
+    assert stale.scan(source=ScanSource.LOG).to_arrow()["c"].to_pylist() == [5]
+
+
+def test_a_table_that_is_altered_while_its_log_is_read_says_so_and_where_to_go_on(
+    create: Create,
+) -> None:
+    table = create()
+    fill(table)
+    scan = table.scan(source=ScanSource.LOG)
+    reading = iter(scan)
+    seen = next(reading).num_rows
+    table.add_column("c", pa.int64(), "sum")
+    fill(table, c=list(range(100)))
+    with pytest.raises(InvalidInput, match=r"begin again from the offset .* `table.refresh\(\)`"):
+        list(reading)
+    rest = table.scan(source=ScanSource.LOG, from_offsets=scan.offsets).to_arrow()
+    assert rest["c"].drop_null().to_pylist() != []
+    kinds = rest["_change_type"].to_pylist()
+    assert kinds.count("insert") + seen == 100
+
+
+@pytest.mark.parametrize("isolation", ["latest", "committed"])
+def test_a_changelog_beside_an_alteration_and_a_put_has_both_or_neither(
+    create: Create, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    table = create(buckets=1)
+    fill(table, 2)
+    [bucket] = table.bucket_keys()
+    meanwhile: Iterator[Callable[[], object]] = iter(
+        [
+            lambda: table.add_column("c", pa.int64(), "sum"),
+            lambda: table.put({"k": [1], "c": [5]}),
+        ]
+    )
+
+    def read_first(real: Any) -> Any:
+        def end(self: Bucket) -> int:
+            for happens in meanwhile:
+                happens()
+            return real(self)  # type: ignore[no-any-return]
+
+        return end
+
+    # Where the server fixes the end of what it tells.
+    for name in ("settled_end", "confirm"):
+        monkeypatch.setattr(Bucket, name, read_first(getattr(Bucket, name)))
+    found = [batch["c"].to_pylist() for batch in table.changelog(bucket, 0, isolation=isolation)]
+    # What is committed was pinned before the put.
+    assert found == ([[None, None], [5]] if isolation == "latest" else [[None, None]])
 
 
 # Sessions

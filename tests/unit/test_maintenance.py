@@ -14,6 +14,7 @@ from locks.leases import SHORTEST_LEASE_MS
 from merge_engine import BucketOptions
 from merge_engine.errors import StorageUnavailable
 from merge_engine.failpoints import arm
+from merge_engine.log import wall_clock_ms
 from merge_engine.schema_builder import SchemaBuilder
 from merge_engine.snapshot import SnapshotStorage
 from recovery.errors import NotLeader
@@ -39,19 +40,28 @@ INTERVAL_S = 100.0
 class Server:
     """One server's hosting and maintenance, over coordination and objects in memory."""
 
-    def __init__(self, memory: MemoryCoordination, logs: MemoryStorage, views: Path) -> None:
+    def __init__(
+        self,
+        memory: MemoryCoordination,
+        logs: MemoryStorage,
+        views: Path,
+        *,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        log_ttl_s: float = 0,
+    ) -> None:
+        """`clock_ms`: the cluster's clock, as its session knows it."""
         self.logs, self.now_s = logs, 0.0
         self.coordinator = Coordinator(memory.connect())
         self.server = self.coordinator.register_server(f"127.0.0.1:{views.name[-1]}")
-        session = InMemorySession(self.coordinator, self.server.name)
-        self.hosting = Hosting(logs, views, BucketOptions())
+        session = InMemorySession(self.coordinator, self.server.name, clock_ms)
+        self.hosting = Hosting(logs, views, BucketOptions(), clock_ms=session.now_ms)
         self.metrics = Metrics()
         self.janitor = Janitor(logs, session)
         self.maintenance = Maintenance(
             Requests(self.hosting, session),
             self.janitor,
             self.metrics,
-            SnapshotConfig(interval_s=INTERVAL_S, log_ttl_s=0),
+            SnapshotConfig(interval_s=INTERVAL_S, log_ttl_s=log_ttl_s),
             clock_s=lambda: self.now_s,
         )
 
@@ -160,6 +170,32 @@ def test_the_log_behind_the_snapshots_is_cleaned(server: Server, table: Table) -
     server.put(table, 0)
     server.maintenance.answer(request(table, (0, 0)))
     assert server.hosting.get(key).bucket.start_offset > 0
+
+
+def test_the_cluster_s_clock_alone_says_how_old_a_segment_is(
+    memory: MemoryCoordination, tmp_path: Path
+) -> None:
+    hour_ms = 3_600_000
+    now_ms = hour_ms  # Half a century behind the clock of this machine.
+    server = Server(
+        memory, MemoryStorage(), tmp_path / "views-1", clock_ms=lambda: now_ms, log_ttl_s=3600
+    )
+    table = server.coordinator.create_table("sums", define(SUMS, 1, column_locks=False, options={}))
+    server.lead(table, 0)
+    bucket = server.hosting.get(LeadKey(table.table_id, BucketKey(0, 0))).bucket
+
+    def start_after(passed_ms: int) -> int:
+        nonlocal now_ms
+        now_ms += passed_ms
+        server.put(table, 0)
+        server.maintenance.answer(request(table, (0, 0)))
+        return bucket.start_offset
+
+    assert [start_after(passed) for passed in (0, hour_ms // 2, hour_ms // 2)] == [0, 0, 0]
+    assert start_after(1) == 2, "the leader's segment and the first put are an hour old"
+    listed = server.coordinator.snapshots.read(LeadKey(table.table_id, BucketKey(0, 0)))
+    assert listed.kept[-1].created_ms == now_ms
+    server.hosting.close_all()
 
 
 def test_a_bucket_that_is_not_led_here_is_not_taken(server: Server, table: Table) -> None:
