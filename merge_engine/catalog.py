@@ -82,15 +82,21 @@ class Catalog:
         return cls(storage, description["table_id"], description["buckets"])
 
     def evolve(self, schema: Schema) -> SchemaHistory:
-        """Store a new schema version and return the history with it."""
+        """Store a new schema version and return the history with it.
+
+        After UnknownOutcome, call again: the very same version that is there already is ours, or
+        as good as ours.
+        """
+        storage = self._storage.child("schema")
+        name, document = _schema_name(schema.version), _checked(schema.to_json())
         try:
-            storage = self._storage.child("schema")
-            storage.create(_schema_name(schema.version), _checked(schema.to_json()))
+            storage.create(name, document)
         except AlreadyExists as exc:
-            raise InvalidInput(
-                f"schema version {schema.version} exists already: the table was altered "
-                "elsewhere; open it again"
-            ) from exc
+            if storage.read(name) != document:
+                raise InvalidInput(
+                    f"schema version {schema.version} exists already: the table was altered "
+                    "elsewhere; open it again"
+                ) from exc
         return self.read_schemas()
 
     def read_schemas(self) -> SchemaHistory:

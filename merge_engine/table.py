@@ -7,6 +7,7 @@ table.lookup({"customer_id": [7]})
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ from merge_engine.local import OPERATION
 from merge_engine.open_buckets import OpenBuckets
 from merge_engine.options import BucketOptions
 from merge_engine.routing import Route, gather, partition_key, partition_rows, route
+from merge_engine.rows_at import finished_rows
 from merge_engine.schema import Schema
 from merge_engine.segment import AggMode, Operation, Token
 from merge_engine.storage import local_directory, open_storage
@@ -196,10 +198,15 @@ class Table:
 
     def scan(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, bucket by bucket, in key order within each."""
-        # The same columns from every bucket, even if one is added in between.
-        names = [column.name for column in self.schema.values(columns)]
+        schema = self.schema
+        # The same columns from every bucket, whatever is added or has their names in between.
+        chosen = schema.values(columns)
+        fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
         for bucket_id in self.bucket_ids():
-            yield from self.bucket(bucket_id).scan(names)
+            history, _, rows = self.bucket(bucket_id).pin()
+            with closing(rows):
+                for _, data in finished_rows(rows, history, chosen):
+                    yield pa.RecordBatch.from_arrays(data.columns, schema=pa.schema(fields))
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows as one table."""
@@ -216,7 +223,8 @@ class Table:
         end = bucket.settled_end()
         # All records under one schema, which knows all that was written up to here.
         history = bucket.history
-        for segment in bucket.read_log(from_offset, end if to_offset is None else to_offset):
+        stop = end if to_offset is None else min(to_offset, end)
+        for segment in bucket.read_log(from_offset, stop):
             if segment.changes:
                 first_offset = max(segment.header.base_offset, from_offset)
                 yield change_records(segment, history, first_offset)
