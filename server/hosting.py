@@ -69,16 +69,28 @@ class Hosting:
         return self._options
 
     def set_table(self, table: ClusterTable) -> None:
-        """Take a definition that was read; an older one than we have is late and ignored."""
-        with self._lock:
-            known = self._tables.get(table.table_id)
-            if known is not None and known.table.version >= table.table.version:
-                return
-            self._tables[table.table_id] = table
-            buckets = [led for key, led in self._buckets.items() if key.table_id == table.table_id]
-        for led in buckets:
-            with suppress(TallybookError):  # It is being closed.
-                led.bucket.evolve(table.history)
+        """Take a definition that was read; an older one than we have is late and ignored.
+
+        The buckets get it first: whoever finds it here may ask them for all of its columns.
+        """
+        told: set[LedBucket] = set()
+        while True:
+            with self._lock:
+                known = self._tables.get(table.table_id)
+                if known is not None and known.table.version >= table.table.version:
+                    return
+                waiting = [
+                    led
+                    for key, led in self._buckets.items()
+                    if key.table_id == table.table_id and led not in told
+                ]
+                if not waiting:
+                    self._tables[table.table_id] = table
+                    return
+            for led in waiting:
+                with suppress(TallybookError):  # It is being closed.
+                    led.bucket.evolve(table.history)
+            told.update(waiting)
 
     def forget_tables(self, existing: Iterable[int]) -> None:
         """Drop the definitions of tables that are no more."""
@@ -141,11 +153,14 @@ class Hosting:
             if not self._restore(key, read_snapshots):
                 raise
             bucket = self._open(table, path, read_table)
-        with self._lock:
-            self._buckets[key] = LedBucket(bucket, key.key, locked=table.locked)
-            self._unopened.pop(key, None)
-            newest = self._tables.get(key.table_id, table)
-        bucket.evolve(newest.history)
+        while True:
+            with self._lock:
+                newest = self._tables.get(key.table_id, table)
+                if bucket.history.current.version >= newest.schema.version:
+                    self._buckets[key] = LedBucket(bucket, key.key, locked=table.locked)
+                    self._unopened.pop(key, None)
+                    return
+            bucket.evolve(newest.history)
 
     def _open(
         self, table: ClusterTable, path: str, read_table: Callable[[], ClusterTable] | None

@@ -1,17 +1,20 @@
-"""A server's views: restored from a snapshot where they must be, and kept where they are more."""
+"""A server's buckets: views restored or kept, and schemas that it has not heard of."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from locks import BucketKey, LeadKey, Table, TableDefinition
-from merge_engine import BucketOptions, LogGap
+from locks import BucketKey, Coordinator, LeadKey, MemoryCoordination, Table, TableDefinition
+from locks import Server as Registered
+from merge_engine import Bucket, BucketOptions, LogGap, SchemaHistory, UnknownSchema
 from merge_engine.view import read_checkpoint
-from server.definitions import ClusterTable, define
+from server.definitions import ClusterTable, define, evolved
 from server.hosting import Hosting
-from tests.buckets import add
-from tests.conftest import SUMS
+from server.leadership import Leadership
+from tests.buckets import ADDED, add
+from tests.conftest import SUMS, batch, rows_of
 from tests.snapshot_world import MemoryStorage
 
 KEY = LeadKey(1, BucketKey(0, 0))
@@ -25,11 +28,21 @@ class Machine:
         self.view = views / table.path(KEY.key)
         self.log = logs.child(table.path(KEY.key))
         self.hosting = Hosting(logs, views, BucketOptions())
+        self.table = table
         self.hosting.set_table(table)
         self.listed: list[tuple[int, int]] = []
 
-    def open(self) -> None:
-        self.hosting.open(KEY, lambda: self.listed)
+    def open(self, read_table: Callable[[], ClusterTable] | None = None) -> None:
+        self.hosting.open(KEY, lambda: self.listed, read_table)
+
+    @property
+    def altered(self) -> ClusterTable:
+        """The table with a column more."""
+        table = self.table.table
+        definition = evolved(table.definition, ADDED[-1])
+        return ClusterTable(
+            Table(name=table.name, table_id=table.table_id, version=1, definition=definition)
+        )
 
     def put(self, key: int) -> None:
         add(self.hosting.get(KEY).bucket, [key], [1])
@@ -100,3 +113,100 @@ def test_what_a_server_left_that_was_killed_in_a_restore_is_in_nobodys_way(
     assert [row["k"] for row in rows] == [1]
     assert not left.exists()
     assert not (other.view / "half").exists()
+
+
+# Schemas that a server has not heard of
+
+
+def test_a_bucket_that_was_written_under_a_later_schema_is_opened_under_it(
+    machines: list[Machine],
+) -> None:
+    machine, other = machines
+    machine.hosting.set_table(machine.altered)
+    machine.open()
+    machine.hosting.get(KEY).bucket.put(batch(k=[1], c=[10]))
+    machine.hosting.close(KEY)
+    with pytest.raises(UnknownSchema):
+        other.open(lambda: other.table)
+    other.open(lambda: other.altered)
+    assert rows_of(other.hosting.get(KEY).bucket) == {1: (None, None, 10)}
+
+
+def test_a_server_that_looked_before_an_alteration_reads_the_definition_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, logs = MemoryCoordination(), MemoryStorage()
+
+    def joined(number: int) -> tuple[Coordinator, Hosting, Leadership]:
+        coordinator = Coordinator(memory.connect())
+        hosting = Hosting(logs, tmp_path / f"views-{number}", BucketOptions())
+        server = coordinator.register_server(f"127.0.0.1:{number}")
+        return coordinator, hosting, Leadership(coordinator, server, hosting)
+
+    coordinator, hosting, leadership = joined(1)
+    table = coordinator.create_table("sums", define(SUMS, 1, column_locks=False, options={}))
+    leadership.reconcile()
+    late, late_hosting, late_leadership = joined(2)
+    real = late.list_servers
+    meanwhile: Iterator[Callable[[], object]] = iter(
+        [
+            lambda: coordinator.alter_table(table, evolved(table.definition, ADDED[-1])),
+            leadership.reconcile,
+            lambda: hosting.get(KEY).bucket.put(batch(k=[1], c=[10])),
+            leadership.stop,
+            coordinator.store.close,
+        ]
+    )
+
+    def list_servers() -> list[Registered]:
+        """Between the definitions and the buckets: a slow answer, a process that was paused."""
+        for happens in meanwhile:
+            happens()
+        return real()
+
+    monkeypatch.setattr(late, "list_servers", list_servers)
+    late_leadership.reconcile()
+    assert rows_of(late_hosting.get(KEY).bucket) == {1: (None, None, 10)}
+    late_leadership.stop()
+
+
+def test_a_schema_is_known_to_the_buckets_before_anybody_can_ask_for_its_columns(
+    machines: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = machines
+    machine.open()
+    known: list[int] = []
+    real = Bucket.evolve
+
+    def evolve(bucket: Bucket, history: SchemaHistory) -> None:
+        known.append(machine.hosting.table(1).schema.version)
+        real(bucket, history)
+
+    monkeypatch.setattr(Bucket, "evolve", evolve)
+    machine.hosting.set_table(machine.altered)
+    assert known == [1]
+    assert machine.hosting.table(1).schema.version == 2
+    assert machine.hosting.get(KEY).bucket.history.current.version == 2
+
+
+def test_a_schema_that_arrives_while_a_bucket_is_opened_reaches_it_before_it_is_served(
+    machines: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, _ = machines
+    served: list[Sequence[LeadKey]] = []
+    lead, evolve = Bucket.__init__, Bucket.evolve
+
+    def opened(bucket: Bucket, *arguments: object, **named: object) -> None:
+        lead(bucket, *arguments, **named)  # type: ignore[arg-type]
+        machine.hosting.set_table(machine.altered)
+
+    def evolving(bucket: Bucket, history: SchemaHistory) -> None:
+        served.append(list(machine.hosting.led()))
+        evolve(bucket, history)
+
+    monkeypatch.setattr(Bucket, "__init__", opened)
+    monkeypatch.setattr(Bucket, "evolve", evolving)
+    machine.open()
+    assert served == [[]]
+    found = machine.hosting.get(KEY).bucket.lookup(batch(k=[1]), ["c"])
+    assert found.schema.field("c").type == pa.int64()
