@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from locks import Coordinator, MemoryCoordination, Table, TableDefinition
+from locks import Coordinator, LockRecord, MemoryCoordination, Table, TableDefinition
 from merge_engine import LocalStorage, Schema
 from recovery.embedded import EmbeddedAccess, history_of
 from recovery.one_leader import OneLeader
@@ -54,15 +54,18 @@ class Embedded:
         }
         return TableWriter(self.access(), owner, list(columns), **{**usual, **settings})
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, leader: OneLeader | None = None) -> list[dict[str, Any]]:
         keys = self.access().bucket_keys()
-        [leading] = self.leader.leading(keys)
+        [leading] = (leader or self.leader).leading(keys)
         return [
             {name: value for name, value in row.items() if value is not None}
             for key in keys
             for batch in leading.buckets[key].bucket.scan()
             for row in batch.to_pylist()
         ]
+
+    def records(self) -> dict[str, LockRecord]:
+        return self.coordinator.records(self.table)
 
     def evolve(self, schema: Schema, *, force: bool = False) -> Table:
         table = self.coordinator.table(self.name)

@@ -188,8 +188,11 @@ def test_what_is_damaged_or_gone_says_where(tmp_path: Path) -> None:
     location = write(redo)
     file = tmp_path / location.removeprefix("/")
     whole = file.read_bytes()
-    flipped = bytes([*whole[:-100], whole[-100] ^ 1, *whole[-99:]])
-    for damaged in (b"", b"nothing of the kind", whole[:-1], flipped):
+    flipped = [
+        bytes([*whole[:at], whole[at] ^ (1 << at % 8), *whole[at + 1 :]])
+        for at in range(len(whole))
+    ]
+    for damaged in (b"", b"nothing of the kind", whole[:-1], *flipped):
         file.write_bytes(damaged)
         with pytest.raises(CorruptSegment, match=f"{file.name} in {file.parent} is damaged"):
             redo.read(location)

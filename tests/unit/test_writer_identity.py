@@ -8,7 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import HandoverNeeded, LockHeld, MemoryCoordination, TableDefinition
+from locks import (
+    Coordinator,
+    HandoverNeeded,
+    LockHeld,
+    MemoryCoordination,
+    TableDefinition,
+    UnknownTable,
+)
 from locks import UnknownColumn as UnknownColumnToLock
 from merge_engine import InvalidInput, Schema, SchemaBuilder, UnknownColumn
 from merge_engine.failpoints import arm
@@ -72,10 +79,12 @@ def test_a_writer_goes_on_with_its_columns_whatever_has_their_names(
     writer.write(0, amount("clicks", 1))
     table.evolve(table.schema().rename_column("clicks", "old"))
     table.evolve(table.schema().rename_column("views", "clicks"))
+    locked = table.records()["a"].columns
     if lose:
         writer.access.coordinator.store.close()
     writer.write(1, amount("clicks", 100))
     assert writer.columns == ("clicks",)
+    assert table.records()["a"].columns == locked
     assert table.rows() == [{"k": 1, "old": 101}]
 
 
@@ -140,6 +149,42 @@ def test_a_session_that_is_lost_does_not_lead_to_another_table_of_the_same_name(
     with pytest.raises(Exception, match="dropped"):
         writer.write(0, amount("x", 5))
     assert other.rows() == []
+
+
+def test_to_connect_again_is_to_the_same_table_whatever_has_its_name(make: MakeTable) -> None:
+    table = make(sums("x"))
+    access = table.access()
+    assert access.reconnect().table == access.table
+    table.drop()
+    make(sums("x"))
+    with pytest.raises(UnknownTable, match="dropped"):
+        access.reconnect()
+
+
+def test_a_leader_that_looked_before_an_alteration_reads_the_definition_again(
+    make: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make(sums("x"))
+    with table.writer() as writer:
+        writer.write(0, amount("x", 1))
+
+    def write_more() -> None:
+        table.evolve(table.schema().add_column("c", pa.int64(), "sum"))
+        with table.writer("c", owner="b") as other:
+            other.write(0, amount("c", 10))
+        table.leader.close()
+
+    meanwhile, real = iter([write_more]), Coordinator.take_lead
+
+    def take_lead(coordinator: Coordinator, *arguments: Any) -> Any:
+        for happens in meanwhile:
+            happens()
+        return real(coordinator, *arguments)
+
+    monkeypatch.setattr(Coordinator, "take_lead", take_lead)
+    heir = table.new_leader("other views")
+    assert table.rows(heir) == [{"k": 1, "x": 1, "c": 10}]
+    heir.close()
 
 
 # Promises
@@ -224,6 +269,52 @@ def test_a_promise_that_is_newer_than_the_schema_of_its_payer_is_kept_whole(
     assert table.rows() == [{"k": 1, "x": 10, "c": 500}]
 
 
+def test_a_promise_that_is_made_between_a_look_at_the_table_and_the_lock_is_kept_whole(
+    make: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make(sums("x"))
+
+    def promise_more() -> None:
+        table.evolve(table.schema().add_column("c", pa.int64(), "sum"))
+        active = table.writer(["x", "c"], owner="active", redo=True).start()
+        dies(active, 0, amount("x", 10, c=500), at="writer.prepared")
+        table.shared.advance(10**9)
+
+    standby = table.writer(owner="standby", redo=True)
+    meanwhile, look = iter([promise_more]), standby.access.refresh
+
+    def refresh() -> None:
+        look()
+        for happens in meanwhile:
+            happens()
+
+    monkeypatch.setattr(standby.access, "refresh", refresh)
+    standby.start().close()
+    assert table.rows() == [{"k": 1, "x": 10, "c": 500}]
+
+
+def test_of_a_promise_whose_column_is_dropped_by_force_the_rest_is_kept_and_counts(
+    make: MakeTable,
+) -> None:
+    table = make(sums("x", "y"))
+    writer = table.writer(["x", "y"], redo=True).start()
+    drops = iter([lambda: table.evolve(table.schema().drop_column("x"), force=True)])
+
+    def drop() -> None:
+        for happens in drops:
+            happens()
+
+    rows = Rows(data=[{"k": 1, "x": 1, "y": 2}])
+    with arm("writer.prepared", drop), pytest.raises(UnknownColumn, match="'x' was dropped"):
+        writer.write(0, rows)
+    assert (writer.state, writer.batch) == (WriterState.CLEAN, 0)
+    assert table.rows() == [{"k": 1, "y": 2}]
+    assert not writer.write(0, rows), "what was promised is committed"
+    writer.write(1, Rows(data=[{"k": 1, "y": 1}], columns=["y"]))
+    writer.close()
+    assert table.rows() == [{"k": 1, "y": 3}]
+
+
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("at", ["writer.prepared", "writer.put"])
 def test_a_partition_that_was_dropped_is_not_brought_back_by_a_promise(
@@ -287,7 +378,7 @@ def test_a_query_whose_first_batch_is_not_0_is_counted_on_too(make: MakeTable) -
         assert job.batch == -1
         job.write(3, amount("x", 1))
         assert job.batch == 3
-    assert table.coordinator.records(table.table)["a"].batch == 7
+    assert table.records()["a"].batch == 7
     assert table.rows() == [{"k": 1, "x": 2}]
 
 
