@@ -147,6 +147,11 @@ class TableWriter:
         """The last committed batch, by the caller's count; -1 if there is none."""
         return max(self._held().batch - self._start(), -1)
 
+    def is_replay(self, batch: int) -> bool:
+        """Whether this is the last committed batch, sent again; HandoverNeeded as for a write."""
+        self._check_count()
+        return batch == self.batch
+
     def next_batch(self) -> int:
         """Return the number behind the last committed one, for a caller that has no count.
 

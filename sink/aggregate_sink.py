@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from locks import Fenced
+from locks import CoordinationError, Fenced
 from locks import UnknownColumn as UnknownColumnToLock
 from merge_engine import InvalidInput, InvalidValue, PutResult, UnknownColumn
 from recovery.access import Answers, Grant, Rows
@@ -119,7 +119,7 @@ class AggregateSink:
             writer = session.writer
             batch = _Batch(frame, batch_id, BatchProgress(batch=batch_id))
             progress = batch.progress
-            if batch_id == writer.batch:
+            if writer.is_replay(batch_id):
                 progress.skipped = True
             else:
                 self._write(session, batch)
@@ -170,9 +170,8 @@ class AggregateSink:
             except _KeysRefused as exc:
                 batch.refused.update(exc.keys)
             except (Fenced, OldEpoch):
-                # Another incarnation writes the batch, and sets its bad rows aside itself.
                 if batch.aside is not None:
-                    batch.aside.clear()
+                    self._leave(session, batch.aside)
                 raise
             except (UnknownColumn, UnknownColumnToLock):
                 # Altered while the batch was under way: the sink can say what it means for it.
@@ -276,6 +275,22 @@ class AggregateSink:
                 logger.info("the batch is too large to collect: it goes by the executors")
                 return None
             raise
+
+    @staticmethod
+    def _leave(session: Session, place: Quarantine) -> None:
+        """Remove the bad rows of a batch that another incarnation sets aside itself.
+
+        If the batch is committed, that one has done so, or has found the batch committed, or
+        promised, by us: then it does nothing, and our files are all there is.
+        """
+        access = session.writer.access
+        try:
+            record = access.coordinator.record(access.table, place.owner)
+            ours = record is None or record.batch >= place.batch
+            if not ours or place.is_superseded():
+                place.clear()
+        except (CoordinationError, OSError) as exc:
+            logger.warning("bad rows of batch %d may be set aside twice: %s", place.batch, exc)
 
     def _quarantine(self, session: Session, grant: Grant) -> Quarantine:
         return Quarantine(

@@ -13,7 +13,7 @@ A file is readable whatever is in it: a column with text that is not UTF-8 is wr
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -63,13 +63,24 @@ class Quarantine:
         source partitions.
         """
         filesystem, directory = _open(self.path)
-        for found in filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True)):
-            name = found.base_name
+        for name, epoch in self._files(filesystem, directory):
             of_batch = name.startswith(self._of_batch)
             staged = name.startswith(f".{self._of_owner}")
-            epoch = _OF_EPOCH.search(name)
-            if (of_batch or staged) and epoch is not None and int(epoch[1]) <= self.epoch:
-                filesystem.delete_file(found.path)
+            if (of_batch or staged) and epoch <= self.epoch:
+                filesystem.delete_file(f"{directory}/{name}")
+
+    def is_superseded(self) -> bool:
+        """Whether a later epoch has published bad rows of this batch."""
+        files = self._files(*_open(self.path))
+        return any(n.startswith(self._of_batch) and epoch > self.epoch for n, epoch in files)
+
+    @staticmethod
+    def _files(filesystem: fs.FileSystem, directory: str) -> Iterator[tuple[str, int]]:
+        """Yield the names of all files, with their epochs; what has none is not ours."""
+        for found in filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True)):
+            epoch = _OF_EPOCH.search(found.base_name)
+            if epoch is not None:
+                yield found.base_name, int(epoch[1])
 
     @property
     def _of_owner(self) -> str:

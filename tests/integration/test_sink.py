@@ -165,6 +165,22 @@ def test_a_new_checkpoint_under_a_named_owner_is_another_query_and_no_replay(
     assert stored(table, KEYS) == counted(3)
 
 
+def test_a_batch_of_a_query_is_no_replay_to_a_script_under_the_same_owner(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+    write_file(tmp_path / "in", 0, ones())
+    query = sinks.sink(table, ["a", "b"], owner_id="nightly-load")
+    assert sinks.run(sinks.source(tmp_path / "in"), query, tmp_path / "chk").failure is None
+    query.close()
+    script = sinks.sink(table, ["a", "b"], owner_id="nightly-load")
+    for batch in (0, 1):
+        with pytest.raises(HandoverNeeded, match="are counted by query"):
+            script(sinks.frame(ones()), batch)
+    script.close()
+    assert stored(table, KEYS) == counted(1)
+
+
 def test_two_sinks_of_one_query_need_an_owner_each(sinks: Sinks, tmp_path: Path) -> None:
     table = sinks.table(SUMS)
     for number in range(2):

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import Fenced
+from locks import ColumnLock, Fenced, UnknownOutcome
 from merge_engine import InvalidInput, Schema, SchemaBuilder, UnknownColumn
 from merge_engine.failpoints import arm
 from recovery.errors import OldEpoch
@@ -277,6 +277,41 @@ def test_a_driver_that_was_paused_does_not_touch_its_successors_bad_rows(
     monkeypatch.setattr(Quarantine, "clear", clear)
     with pytest.raises((Fenced, OldEpoch)):
         old(frame, 0)
+    assert [row["a"] for row in parquet_rows(tmp_path)] == [33]
+    assert stored(table, [1]) == {1: (1, 10)}
+
+
+def test_bad_rows_of_a_promise_that_a_successor_keeps_stay_where_they_are(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table, place = sinks.table(SUMS), tmp_path / "aside"
+    redo = {"recovery": "redo", "redo_location": str(tmp_path / "redo")}
+    old, new = (setting_aside(sinks, table, place, **redo) for _ in range(2))
+    frame = sinks.frame(BAD_ROWS)
+    with arm("writer.prepared", lambda: new(frame, 0)), pytest.raises((Fenced, OldEpoch)):
+        old(frame, 0)
+    assert new.status()["skipped"] == 1
+    assert [row["a"] for row in parquet_rows(place)] == [33]
+    assert stored(table, [1]) == {1: (1, 10)}
+
+
+def test_bad_rows_of_a_commit_that_went_unanswered_stay_where_they_are(
+    sinks: Sinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = sinks.table(SUMS)
+    old, new = (setting_aside(sinks, table, tmp_path) for _ in range(2))
+    frame, real = sinks.frame(BAD_ROWS), ColumnLock.commit
+
+    def commit(lock: ColumnLock, *arguments: Any) -> None:
+        real(lock, *arguments)
+        monkeypatch.undo()
+        new(frame, 0)
+        raise UnknownOutcome("no answer")
+
+    monkeypatch.setattr(ColumnLock, "commit", commit)
+    with pytest.raises(Fenced):
+        old(frame, 0)
+    assert new.status()["skipped"] == 1
     assert [row["a"] for row in parquet_rows(tmp_path)] == [33]
     assert stored(table, [1]) == {1: (1, 10)}
 

@@ -61,3 +61,17 @@ def test_an_earlier_epoch_that_comes_back_clears_nothing_of_a_later_one(tmp_path
     assert len(list(tmp_path.iterdir())) == 2
     place(tmp_path, epoch=10).clear()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_is_superseded_once_a_later_epoch_has_published_for_the_same_batch(
+    tmp_path: Path,
+) -> None:
+    there = place(tmp_path, epoch=8)
+    assert not there.is_superseded()
+    for other in ({"epoch": 8}, {"epoch": 7}, {"batch": 31}, {"owner": "other"}, {"table": "t2"}):
+        set_aside(place(tmp_path, **{"epoch": 9, **other}), "of somebody else")
+    place(tmp_path, epoch=9).stage(rows("under way"))
+    (tmp_path / "_SUCCESS").touch()
+    assert not there.is_superseded()
+    set_aside(place(tmp_path, epoch=10), "of the successor")
+    assert there.is_superseded()

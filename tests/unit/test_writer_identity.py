@@ -298,11 +298,10 @@ def test_of_a_promise_whose_column_is_dropped_by_force_the_rest_is_kept_and_coun
 ) -> None:
     table = make(sums("x", "y"))
     writer = table.writer(["x", "y"], redo=True).start()
-    drops = iter([lambda: table.evolve(table.schema().drop_column("x"), force=True)])
 
     def drop() -> None:
-        for happens in drops:
-            happens()
+        if "x" in table.schema().names:
+            table.evolve(table.schema().drop_column("x"), force=True)
 
     rows = Rows(data=[{"k": 1, "x": 1, "y": 2}])
     with arm("writer.prepared", drop), pytest.raises(UnknownColumn, match="'x' was dropped"):
