@@ -18,6 +18,7 @@ from merge_engine import (
     Token,
     UnknownColumn,
 )
+from recovery.access import Rows
 from recovery.errors import NotFenced, NotLeader, SealedBatch
 from recovery.guard import Writer
 from server.client import Cluster, connect
@@ -315,6 +316,24 @@ def test_a_table_with_column_locks_is_written_by_their_holders_only(
     holder.put({1: 1})
     with pytest.raises(LockHeld):
         cluster.drop_table(table.name)
+    with pytest.raises(LockHeld, match=r"columns orders of table .* are held by `me`"):
+        table.drop_column("orders")
+    table.drop_column("orders", force=True)
+    assert table.schema.names == ("day", "id", "status")
+
+
+def test_a_writer_goes_on_with_its_columns_whatever_has_their_names(
+    create: Callable[..., RemoteTable],
+) -> None:
+    table = create()
+    with table.writer(owner_id="me", columns=["orders"]) as writer:
+        table.add_column("peak", pa.int64(), "sum")
+        table.rename_column("orders", "sales")
+        table.rename_column("peak", "orders")
+        writer.access.refresh()
+        writer.write(0, Rows(data=[{"day": "mo", "id": 1, "orders": 5}]))
+    [row] = table.lookup({"day": ["mo"], "id": [1]}, ["sales", "orders"]).to_pylist()
+    assert (row["sales"], row["orders"]) == (5, None)
 
 
 def test_uncommitted_work_is_shown_to_latest_and_masked_from_committed(

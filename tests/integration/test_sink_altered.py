@@ -10,7 +10,7 @@ import pytest
 from locks import ColumnLock, Fenced, UnknownOutcome
 from merge_engine import InvalidInput, Schema, SchemaBuilder, UnknownColumn
 from merge_engine.failpoints import arm
-from recovery.errors import OldEpoch
+from recovery.errors import NotLeader, OldEpoch
 from server.local_cluster import LocalCluster
 from server.remote_table import RemoteTable
 from sink.aggregate_sink import AggregateSink
@@ -149,6 +149,48 @@ def test_columns_that_swap_their_names_while_a_batch_is_under_way_get_what_is_th
     wait_until_told(sink)
     with pytest.raises(UnknownColumn, match=r"'a' .* renamed to 'b'"):
         sink(sinks.frame(ones()), 2)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_column_that_another_has_the_name_of_when_a_sink_starts_is_an_error_that_names_both(
+    route: str, sinks: Sinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = sinks.table(SUMS)
+    real = RemoteTable.refresh
+
+    def refresh(known: RemoteTable) -> None:
+        """Between the columns that the sink has checked, and the lock."""
+        monkeypatch.undo()
+        table.rename_column("a", "c")
+        table.rename_column("b", "a")
+        real(known)
+
+    monkeypatch.setattr(RemoteTable, "refresh", refresh)
+    with pytest.raises(UnknownColumn, match=r"'a' .* renamed to 'c'"):
+        started(sinks, table, ["a"], route=route)
+    [record] = sinks.client.coordinator.records(table.definition.table).values()
+    assert record.columns == (SUMS.column("a").id,)
+    assert (record.batch, stored(table, KEYS)) == (-1, {})
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_batch_that_starts_over_looks_at_its_columns_before_anything_of_it_is_written(
+    route: str, sinks: Sinks
+) -> None:
+    table = sinks.table(SUMS)
+    sink = started(sinks, table, ["a", "b"], route=route)
+
+    def rename_and_move() -> None:
+        if "a" in table.schema.names:
+            table.rename_column("a", "c")
+            raise NotLeader("the leader has moved")
+
+    with (
+        arm("writer.put", rename_and_move),
+        pytest.raises(UnknownColumn, match=r"'a' .* renamed to 'c'"),
+    ):
+        sink(sinks.frame(ones()), 1)
+    assert stored(table, KEYS) == counted(1)
 
 
 @pytest.mark.parametrize("route", ROUTES)
