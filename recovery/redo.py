@@ -13,6 +13,7 @@ whoever has to keep the promise finds it.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,9 @@ from merge_engine import (
     InvalidInput,
     ObjectStorage,
     Schema,
+    StorageUnavailable,
     Token,
-    UnknownFormat,
+    UnknownSchema,
     open_storage,
 )
 from merge_engine.batch import read_keys
@@ -40,6 +42,7 @@ from recovery.access import Rows
 
 FORMAT = 2
 SUFFIX = ".redo"
+_EPOCH_AND_BATCH = re.compile(r"(\d+)-\d+" + re.escape(SUFFIX))
 _KEY = b"tallybook"
 _OPERATION = "operation"
 _CHECKSUM_BYTES = 8
@@ -97,9 +100,10 @@ class Promise:
         id, or another one, by now.
         """
         if schema.version < self.schema_version:
-            raise UnknownFormat(
+            raise UnknownSchema(
                 f"a batch was promised under schema version {self.schema_version}, and only "
-                f"{schema.version} is known here; read the table's definition again"
+                f"{schema.version} is known here; read the table's definition again",
+                self.schema_version,
             )
         names = {str(column.id): column.name for column in schema.columns}
         columns = [names[str(number)] for number in self.columns if str(number) in names]
@@ -125,9 +129,18 @@ class Promise:
 class RedoLog:
     """Keeps promises from `prepare` to `commit`, in a storage that outlives the writer."""
 
-    def __init__(self, storage: ObjectStorage, location: str = "") -> None:
-        """`location`: where others find the storage; without one, only who has this log does."""
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        location: str = "",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`location`: where others find the storage; without one, only who has this log does.
+
+        `settings`: what the object store was opened with.
+        """
         self._storage = storage
+        self._settings = dict(settings or {})
         self.location = location
 
     @classmethod
@@ -138,11 +151,15 @@ class RedoLog:
         """
         directory = local_directory(location)
         whole = location.rstrip("/") if directory is None else str(directory.resolve())
-        return cls(open_storage(whole, **settings), whole)
+        return cls(open_storage(whole, **settings), whole, settings)
 
     @classmethod
     def holding(cls, location: str, own: "RedoLog | None") -> "RedoLog":
-        """Return the log that has a promise: one's own, or the one that its location names."""
+        """Return the log that has a promise: one's own, or the one that its location names.
+
+        A record has no settings of object stores, which may be secret: those of one's own are tried
+        there, too.
+        """
         base = location.rsplit("/", 2)[0] if location.count("/") > 1 else ""
         if own is not None and own.location == base:
             return own
@@ -151,7 +168,8 @@ class RedoLog:
                 f"a promised batch lies at {location}, in a redo log that only its writer knows: "
                 "it has to be rolled forward by a writer with that redo log"
             )
-        return cls.open(base)
+        is_remote = local_directory(base) is None
+        return cls.open(base, **(own._settings if own is not None and is_remote else {}))
 
     def write(self, table: str, owner: str, token: Token, promise: Promise) -> str:
         """Store a promise of a table, by its uid, durable on return; return its location."""
@@ -176,9 +194,9 @@ class RedoLog:
         except MissingObject as exc:
             raise CorruptSegment(
                 f"{name} is missing from {storage}: a batch was promised and cannot be rolled "
-                "forward; restore the object"
+                "forward; restore the object, or start on a machine that has this place"
             ) from exc
-        except (pa.ArrowException, ValueError, KeyError, TypeError) as exc:
+        except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise CorruptSegment(f"{name} in {storage} is damaged: {exc}") from exc
 
     def delete(self, locations: Sequence[str]) -> None:
@@ -194,13 +212,27 @@ class RedoLog:
             f"{self.location}/{table}/{name}"
             for name in self._storage.child(table).names()
             if name.startswith(prefix)
-            and name.endswith(SUFFIX)
-            and int(name.removeprefix(prefix).partition("-")[0]) < before_epoch
+            and (found := _EPOCH_AND_BATCH.fullmatch(name.removeprefix(prefix))) is not None
+            and int(found[1]) < before_epoch
         ]
 
     def _find(self, location: str) -> tuple[ObjectStorage, str]:
         table, name = location.rsplit("/", 2)[-2:]
         return self._storage.child(table), name
+
+
+def read_promise(location: str, own: RedoLog | None) -> Promise:
+    """Return a promise, from one's own redo log or wherever it is; errors as of `RedoLog.read`."""
+    redo = RedoLog.holding(location, own)
+    try:
+        return redo.read(location)
+    except StorageUnavailable as exc:
+        if redo is own:
+            raise
+        raise StorageUnavailable(
+            f"a batch was promised in {redo.location}, which cannot be read from here: {exc}; "
+            "start the writer with that redo log, and with the settings of its object store"
+        ) from exc
 
 
 def _prefix(owner: str) -> str:

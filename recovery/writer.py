@@ -48,7 +48,7 @@ from recovery.access import Answers, Grant, Rows, TableAccess
 from recovery.errors import NotFenced, NotLeader, OldEpoch
 from recovery.guard import Writer
 from recovery.progress import Progress, timed
-from recovery.redo import Promise, RedoLog
+from recovery.redo import Promise, RedoLog, read_promise
 from recovery.renewal import Renewal
 
 logger = logging.getLogger(__name__)
@@ -403,7 +403,7 @@ class TableWriter:
         prepared = debt.prepared
         assert prepared is not None
         try:
-            promise = RedoLog.holding(prepared.location, self._redo).read(prepared.location)
+            promise = read_promise(prepared.location, self._redo)
         except CorruptSegment:
             # Whoever has taken this debt over drops the batch when it is paid.
             self._held().check()

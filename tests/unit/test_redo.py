@@ -14,7 +14,7 @@ from merge_engine import (
     Schema,
     SchemaBuilder,
     Token,
-    UnknownFormat,
+    UnknownSchema,
 )
 from merge_engine.routing import partition_key
 from merge_engine.segment import Operation
@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_promise_whose_columns_were_dropped(redo: RedoLog) 
 def test_a_schema_that_is_older_than_the_promise_is_refused(redo: RedoLog) -> None:
     later = SCHEMA.add_column("new", pa.int64(), "sum")
     found = Promise.of(Rows(data=[{"k": 1, "new": 5}]), later, NO_PARTITIONS)
-    with pytest.raises(UnknownFormat, match="schema version 2, and only 1 is known here"):
+    with pytest.raises(UnknownSchema, match="schema version 2, and only 1 is known here"):
         found.rows(SCHEMA, NO_PARTITIONS)
 
 
@@ -174,6 +174,35 @@ def test_a_location_is_enough_to_find_a_promise(tmp_path: Path) -> None:
     assert RedoLog.holding(location, own) is own
     other = RedoLog.open(str(tmp_path / "other"))
     assert RedoLog.holding(location, other).read(location).data.equals(promise().data)
+
+
+def test_a_log_elsewhere_is_opened_with_the_settings_of_one_s_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[tuple[str, dict[str, str]]] = []
+
+    def open_storage(location: str, **settings: str) -> MemoryLog:
+        opened.append((location, settings))
+        return MemoryLog()
+
+    monkeypatch.setattr("recovery.redo.open_storage", open_storage)
+    own = RedoLog.open("s3://mine/redo", region="eu")
+    assert RedoLog.holding("s3://mine/redo/t1/x.redo", own) is own
+    RedoLog.holding("s3://other/redo/t1/x.redo", own)
+    RedoLog.holding("s3://other/redo/t1/x.redo", None)
+    RedoLog.holding(f"{tmp_path}/t1/x.redo", own)
+    assert opened[1:] == [
+        ("s3://other/redo", {"region": "eu"}),
+        ("s3://other/redo", {}),
+        (str(tmp_path), {}),
+    ]
+
+
+def test_what_else_lies_in_the_place_is_nobody_s_promise(redo: RedoLog, storage: MemoryLog) -> None:
+    location = write(redo)
+    storage.create(f"{location.removeprefix('/')}.bak", b"")
+    storage.create(location.removeprefix("/").replace("-3-7", "-3-7 (copy)"), b"")
+    assert redo.of_owner("t1", "me", before_epoch=99) == [location]
 
 
 def test_a_log_that_has_no_location_is_its_writers_alone(redo: RedoLog) -> None:

@@ -17,7 +17,14 @@ from locks import (
     UnknownTable,
 )
 from locks import UnknownColumn as UnknownColumnToLock
-from merge_engine import InvalidInput, Schema, SchemaBuilder, UnknownColumn
+from merge_engine import (
+    InvalidInput,
+    LocalStorage,
+    Schema,
+    SchemaBuilder,
+    StorageUnavailable,
+    UnknownColumn,
+)
 from merge_engine.failpoints import arm
 from recovery.access import Rows
 from recovery.writer import TableWriter, WriterState
@@ -220,6 +227,24 @@ def test_whoever_comes_next_finds_a_promise_without_a_redo_log_of_its_own(make: 
         assert heir.batch == -1
         assert table.rows() == [{"k": 1, "x": 5}]
     assert list((table.directory / "redo").rglob("*.redo")) == []
+
+
+def test_who_cannot_reach_a_promise_is_told_where_it_is_and_what_it_takes(
+    make: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make(sums("x"))
+    dies(table.writer(redo=True).start(), 0, amount("x", 5), at="writer.prepared")
+
+    def read(storage: LocalStorage, name: str) -> bytes:
+        raise StorageUnavailable(f"{name}: no credentials")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "read", read)
+        with pytest.raises(StorageUnavailable, match=r"promised in .*/redo, which cannot be"):
+            table.writer().start()
+    with table.writer() as heir:
+        assert heir.batch == 0
+    assert table.rows() == [{"k": 1, "x": 5}]
 
 
 def test_a_promise_is_kept_though_the_column_that_it_is_ordered_by_is_renamed_or_dropped(
