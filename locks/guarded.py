@@ -1,11 +1,13 @@
 """A child process that ends with the process that started it, however that ends."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from foundation import forks
 from locks import guardian
 from locks.errors import ServerNotStarted
 
@@ -17,6 +19,7 @@ class GuardedProcess:
 
     def __init__(self, command: Sequence[str], log_path: Path) -> None:
         """Start it; ServerNotStarted if there is no such command."""
+        self._process = os.getpid()
         self._guardian = subprocess.Popen(
             [sys.executable, "-S", "-E", guardian.__file__, str(log_path), *command],
             stdin=subprocess.PIPE,
@@ -35,7 +38,12 @@ class GuardedProcess:
         return self._guardian.poll() is None
 
     def end(self, *, politely: bool, deadline_s: float = _STOP_DEADLINE_S) -> None:
-        """End it: by SIGTERM and, where that does not help in time or is not wanted, SIGKILL."""
+        """End it: by SIGTERM and, where that does not help in time or is not wanted, SIGKILL.
+
+        In a process that was forked from the starter it does nothing: it is not its to end.
+        """
+        if forks.is_inherited(self._process):
+            return
         assert self._guardian.stdin is not None
         assert self._guardian.stdout is not None
         if politely:

@@ -7,6 +7,7 @@ in order. And a lost session ends the store for good, rather than going on in an
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
+from foundation import forks
 from locks.deadlines import deadline_in, remaining
 from locks.errors import (
     AccessDenied,
@@ -83,6 +85,7 @@ class ZooKeeperStore:
     ) -> None:
         """Connect within the deadline, or raise Unavailable."""
         self._hosts = hosts
+        self._process = os.getpid()
         self._deadline_s = deadline_s
         self._lost = threading.Event()
         self._ending = threading.Lock()
@@ -189,6 +192,8 @@ class ZooKeeperStore:
         return self._lost.is_set()
 
     def close(self) -> None:
+        if forks.is_inherited(self._process):
+            return
         self._lost.set()
         with self._ending:
             try:
@@ -252,6 +257,8 @@ class ZooKeeperStore:
             threading.Thread(target=self.close, name="zookeeper-close", daemon=True).start()
 
     def _check_alive(self) -> None:
+        if forks.is_inherited(self._process):
+            raise forks.after_fork(f"its connection with ZooKeeper at {self._hosts}")
         if self._lost.is_set():
             raise self._session_lost()
 

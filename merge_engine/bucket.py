@@ -6,6 +6,7 @@ returned), merge, create the segment, apply to the view. It is committed when th
 all before leaves no trace, and all after is repeated from the log when the bucket is opened again.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from rocksdict import Cache
 
+from foundation import forks
 from merge_engine.batch import read_batch, read_keys
 from merge_engine.errors import (
     Closed,
@@ -39,7 +41,7 @@ from merge_engine.storage import ObjectStorage
 from merge_engine.stored import SchemaHistory, StoredRows, finished
 from merge_engine.tokens import check_writer
 from merge_engine.undo import undo_updates
-from merge_engine.view import AppliedToken, View
+from merge_engine.view import LIBRARY, AppliedToken, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,7 @@ class Bucket:
         self._read_schemas = read_schemas
         self._lock = threading.RLock()
         self._closed = False
+        self._process = os.getpid()
         cache = cache or self._options.to_cache()
         self._view = View(view_path, identity, self._options, cache)
         try:
@@ -412,13 +415,19 @@ class Bucket:
         self._view.checkpoint(directory)
 
     def close(self) -> None:
-        """Write the view and let go of the bucket. Closing twice is fine."""
+        """Write the view and let go of the bucket. Closing twice is fine.
+
+        In a forked child it does nothing: the bucket is the parent's.
+        """
+        if forks.is_inherited(self._process):
+            return
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._view.close()
 
     def _check_open(self) -> None:
+        forks.use(LIBRARY)
         if self._closed:
             raise Closed("the bucket is closed; open it again")
         self._log.check_leading()

@@ -26,6 +26,7 @@ from weakref import WeakSet
 
 from rocksdict import AccessType, Cache, Checkpoint, DbClosedError, Options, Rdict, WriteBatch
 
+from foundation import forks
 from merge_engine.errors import (
     Closed,
     CorruptView,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 ROW_PREFIX = b"r"
+LIBRARY = "RocksDB"
 _DELETED = b""
 _APPLIED = b"mapplied"
 _FORMAT = b"mformat"
@@ -89,6 +91,7 @@ class View:
         self._write_options = write_options()
         self._needs_flush = False
         path.parent.mkdir(parents=True, exist_ok=True)
+        forks.use(LIBRARY)
         with _translated(path):
             self._database = Rdict(str(path), options.to_options(cache))
         try:
@@ -111,6 +114,11 @@ class View:
         # Held for each step of a checkpoint: RocksDB must not be closed below it.
         self._closing = threading.Lock()
         self._closed = False
+        forks.hold(self)
+
+    def inherited(self) -> list[object]:
+        """Return what must not be destroyed in a forked child: it would wait for ever."""
+        return [self._database, *(handle for rows in self._pinned for handle in rows.inherited())]
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the rows of these keys (with their prefix); None where there is none."""

@@ -138,25 +138,28 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def status_lines(servers: Iterable[dict[str, Any]]) -> list[str]:
-    """Return a table: one line per server, with the buckets that it leads below it."""
+    """Return a table: one line per server, with its buckets below it; then what is wrong."""
     rows: list[tuple[str, ...]] = [
         ("SERVER", "PID", "UP", "TABLE", "BUCKET", "TERM", "LOG", "OWNERS")
     ]
+    problems: list[str] = []
     for server in servers:
         if "error" in server:
             rows.append((server["address"], *["-"] * 6, f"({server['error']})"))
             continue
         who = (server["address"], str(server["pid"]), f"{server['uptime_s']:.0f} s")
-        lines = [*map(_bucket_cells, server["buckets"]), *map(_unopened_cells, server["unopened"])]
-        for cells in lines or [("-",) * 5]:
+        problems += [f"! {who[0]}: {what}: {why}" for what, why in server["problems"].items()]
+        found = [*map(_bucket_cells, server["buckets"]), *map(_unopened_cells, server["unopened"])]
+        for cells in found or [("-",) * 5]:
             rows.append((*who, *cells))
             who = ("", "", "")
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
+    lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
+    return [*lines, *problems]
 
 
 def _unopened_cells(bucket: dict[str, Any]) -> tuple[str, ...]:
-    return (bucket["table"], bucket["bucket"], "-", "-", f"(cannot be opened: {bucket['why']})")
+    return (bucket["table"], bucket["bucket"], "-", "-", "(cannot be opened: see below)")
 
 
 def _bucket_cells(bucket: dict[str, Any]) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def without_closed(patch: pytest.MonkeyPatch) -> None:
 def without_doubt(patch: pytest.MonkeyPatch) -> None:
     def settle(self: Log) -> bool:
         self.check_leading()
-        self._in_doubt = False
+        self._in_doubt = None
         return False
 
     patch.setattr(Log, "settle", settle)
