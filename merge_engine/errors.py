@@ -29,7 +29,7 @@ TallybookError              (foundation)
 └── UnknownOutcome          the write may or may not have happened; ask again and see
 """
 
-from foundation.errors import TallybookError as TallybookError
+from foundation.errors import TallybookError
 
 
 class InvalidInput(TallybookError):

@@ -24,11 +24,11 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
+from foundation.errors import TallybookError
 from merge_engine.errors import (
     InvalidInput,
     StorageFull,
     StorageUnavailable,
-    TallybookError,
     UnknownOutcome,
 )
 from merge_engine.failpoints import hit

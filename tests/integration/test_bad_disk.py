@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from foundation.errors import TallybookError
 from merge_engine.bucket import Bucket
-from merge_engine.errors import CorruptView, Retryable, StorageFull, TallybookError
+from merge_engine.errors import CorruptView, Retryable, StorageFull
 from merge_engine.options import BucketOptions
 from merge_engine.segment import Token
 from merge_engine.storage import LocalStorage
