@@ -7,7 +7,6 @@ all before leaves no trace, and all after is repeated from the log when the buck
 """
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from merge_engine.errors import (
     UnknownSchema,
 )
 from merge_engine.failpoints import hit
+from merge_engine.fair_lock import FairLock
 from merge_engine.fold import Update, fold
 from merge_engine.log import Log, wall_clock_ms
 from merge_engine.merge import Merged, merge
@@ -40,7 +40,7 @@ from merge_engine.segment import AggMode, Segment, SegmentHeader, SegmentKind, T
 from merge_engine.storage import ObjectStorage
 from merge_engine.stored import SchemaHistory, StoredRows, finished
 from merge_engine.tokens import check_writer
-from merge_engine.undo import undo_updates
+from merge_engine.undo import undo_updates, undone_already
 from merge_engine.view import LIBRARY, AppliedToken, View
 
 
@@ -48,17 +48,19 @@ from merge_engine.view import LIBRARY, AppliedToken, View
 class PutResult:
     """What a put or undo did: log offsets [base, end), one per changed key.
 
-    `repeated`: this token had been applied before; the offsets are those of that time.
+    `repeated`: this token had been applied before; the offsets are those of that time. `rows`: how
+    many of the offsets are its own, if others wrote in between.
     """
 
     base_offset: int
     end_offset: int
     repeated: bool = False
+    rows: int | None = None
 
     @property
     def changed(self) -> int:
-        """How many keys changed."""
-        return self.end_offset - self.base_offset
+        """How many keys changed; one that several parts of a put have changed counts for each."""
+        return self.end_offset - self.base_offset if self.rows is None else self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ class Bucket:
         self._options = options or BucketOptions()
         self._history = history
         self._read_schemas = read_schemas
-        self._lock = threading.RLock()
+        self._lock = FairLock()
         self._closed = False
         self._process = os.getpid()
         cache = cache or self._options.to_cache()
@@ -224,13 +226,22 @@ class Bucket:
         hit("put.planned")
         return plan if isinstance(plan, PutResult) else self._write(plan, SegmentKind.WRITE)
 
-    def undo(self, debtor: str, columns: Sequence[str], from_offset: int) -> PutResult:
+    def undo(
+        self,
+        debtor: str,
+        columns: Sequence[str],
+        from_offset: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> PutResult:
         """Bring the debtor's changes of these columns since `from_offset` back, for good.
 
         Other owners' columns, rows and deletes stand. Doing it twice changes nothing more. Where
-        the log was cleaned beyond `from_offset`, it begins at the log's start.
+        the log was cleaned beyond `from_offset`, it begins at the log's start. A long range is
+        undone in several steps, and others write in between: `check` is called before each of them,
+        and before anything is written.
         """
         with self.exclusive():
+            check()
             self._catch_up()
             if not 0 <= from_offset <= self._log.end:
                 raise OffsetOutOfRange(
@@ -238,39 +249,54 @@ class Bucket:
                     "these offsets belong to another table or bucket"
                 )
             base, chosen = self._log.end, self._history.current.values(columns)
-            while True:
-                start = max(from_offset, self._log.start)
-                try:
-                    self._undo(debtor, chosen, from_offset, start, base)
-                    break
-                except OffsetOutOfRange:
-                    # A former leader that does not know of us yet may be cleaning. What it cleans
-                    # is stable, and what was undone here already stays so.
-                    if self._log.start <= start:
-                        raise
-            end = self._log.end
-            if end == base:
+        rows = 0
+        while True:
+            start = max(from_offset, self._log.start)
+            try:
+                for back_to, update in self._to_undo(debtor, chosen, start, base):
+                    rows += self._undo_step(debtor, update, back_to, check)
+                break
+            except OffsetOutOfRange:
+                # A former leader that does not know of us yet may be cleaning. What it cleans
+                # is stable, and what was undone here already stays so.
+                if self._log.start <= start:
+                    raise
+            except UnknownColumn:  # Dropped between two steps, and its values with it.
+                chosen = tuple(c for c in chosen if c.id in self._history.position)
+        with self.exclusive():
+            check()
+            self._catch_up()
+            if not rows:
                 self._log.confirm()
-                self._mark_undone(debtor, start, from_offset)
-            return PutResult(base_offset=base, end_offset=end)
+            self._mark_undone(debtor, start, from_offset)
+            return PutResult(base_offset=base, end_offset=self._log.end, rows=rows)
 
-    def _undo(
-        self, debtor: str, columns: Sequence[Column], from_offset: int, start: int, stop: int
-    ) -> None:
-        """Write the undo of what the offsets [start, stop) still have of [from_offset, stop)."""
-        updates = undo_updates(
-            lambda: self._log.segments(start, stop),
-            debtor,
+    def _to_undo(
+        self, debtor: str, columns: Sequence[Column], start: int, stop: int
+    ) -> Iterator[tuple[int, Update]]:
+        """Yield what takes the debtor's changes at the offsets [start, stop) back, step by step."""
+        headers = [one for one in self._log.headers(start, stop) if one.owner == debtor]
+        done = undone_already(headers, columns, start)
+        bases = [one.base_offset for one in headers if one.base_offset not in done]
+        return undo_updates(
+            self._log.backwards(bases),
             columns,
             self._history.current,
             max_bytes=self._options.undo_max_bytes,
         )
-        for update in updates:
+
+    def _undo_step(
+        self, debtor: str, update: Update, back_to: int, check: Callable[[], None]
+    ) -> int:
+        """Write one step of an undo, to this offset; return how many keys it changed."""
+        with self.exclusive():
+            check()
+            self._catch_up()
             self._view.make_room()
             row_keys, merged = self._plan(update)
             plan = Plan(update=update, owner=debtor, token=None, row_keys=row_keys, merged=merged)
             hit("undo.planned")
-            self._write(plan, SegmentKind.UNDO, undo_from=from_offset)
+            return self._write(plan, SegmentKind.UNDO, undo_from=back_to).changed
 
     def _mark_undone(self, debtor: str, start: int, from_offset: int) -> None:
         """Log an undo that had nothing to change, if there are changes that cancelled each other.
@@ -278,10 +304,11 @@ class Bucket:
         Else readers of the log would take those for committed ones. Once is enough.
         """
         of_debtor = [h for h in self._log.headers(start, self._log.end) if h.owner == debtor]
-        if not of_debtor:
+        first = next((h.base_offset for h in of_debtor if h.undo_from is None), None)
+        if first is None:
             return
         last = of_debtor[-1]
-        if last.undo_from is not None and last.undo_from <= from_offset:
+        if last.undo_from is not None and last.undo_from <= max(first, from_offset):
             return
         header = SegmentHeader(
             kind=SegmentKind.UNDO,

@@ -180,6 +180,11 @@ class Log:
                 yield segment
             expected = segment.header.end_offset
 
+    def backwards(self, bases: Sequence[int]) -> Iterator[Segment]:
+        """Yield the segments with these base offsets, which ascend, the last one first."""
+        for base in reversed(bases):
+            yield self._read(base)
+
     def headers(self, start: int, stop: int | None = None) -> Iterator[SegmentHeader]:
         """Yield the headers of the segments that hold the offsets [start, stop), without a gap.
 

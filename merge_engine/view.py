@@ -9,7 +9,8 @@ Keys in RocksDB:
 
     b"m" + name     meta: `format`, `identity`, `applied` (u64), `schema` (u64: the newest schema
                     version of all rows, or a later one), `token:<owner>` (4 x u64: epoch, batch,
-                    base offset, end offset)
+                    base offset, end offset), `parts:<owner>` (4 x u64: epoch, batch, base offset,
+                    how many parts): of a large put that is not complete
     b"r" + key      a row: the encoded key, and the value as `rows.py` lays it out
 """
 
@@ -53,6 +54,7 @@ _FORMAT = b"mformat"
 _SCHEMA = b"mschema"
 _IDENTITY = b"midentity"
 _TOKEN_PREFIX = b"mtoken:"
+_PARTS_PREFIX = b"mparts:"
 _OFFSET = struct.Struct("<Q")
 _TOKEN = struct.Struct("<4Q")
 # Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
@@ -79,6 +81,14 @@ class AppliedToken(NamedTuple):
     end_offset: int
 
 
+class AppliedParts(NamedTuple):
+    """How many parts of an owner's last large put were applied, and where the first begins."""
+
+    token: Token
+    base_offset: int
+    parts: int
+
+
 class View:
     """The rows of a bucket as of `applied`.
 
@@ -103,6 +113,7 @@ class View:
             raise
         self._written = self.applied
         self._tokens: dict[str, AppliedToken] = {}
+        self._parts: dict[str, AppliedParts] = {}
         # The rows since the last write to RocksDB, and those before it: the older half is only
         # there to be read again soon.
         self._recent: dict[bytes, bytes] = {}
@@ -152,6 +163,20 @@ class View:
         """Set the owner's last token; it reaches RocksDB with the next write."""
         self._tokens[owner] = applied
 
+    def parts(self, owner: str) -> AppliedParts | None:
+        """Return how far the owner's last large put has got; also of one that is complete."""
+        if owner in self._parts:
+            return self._parts[owner]
+        stored = self._meta(_PARTS_PREFIX + owner.encode())
+        if stored is None:
+            return None
+        epoch, batch, base_offset, parts = _TOKEN.unpack(stored)
+        return AppliedParts(Token(epoch, batch), base_offset, parts)
+
+    def remember_parts(self, owner: str, parts: AppliedParts) -> None:
+        """Set how far the owner's large put has got; it reaches RocksDB with the next write."""
+        self._parts[owner] = parts
+
     def apply(
         self,
         keys: Sequence[bytes],
@@ -191,7 +216,7 @@ class View:
 
     def write_behind(self) -> None:
         """Write the rows in memory to RocksDB: one write batch with offset and tokens."""
-        if self.applied == self._written and not self._recent and not self._tokens:
+        if self.applied == self._written and not (self._recent or self._tokens or self._parts):
             return
         hit("view.before_write")
         self._write(self._behind_batch)
@@ -199,7 +224,7 @@ class View:
         # A put that filled the memory by itself is a bulk load: unlikely to be read again soon.
         self._previous = self._recent if self._recent_puts > 1 else {}
         self._recent, self._recent_bytes, self._recent_puts = {}, 0, 0
-        self._tokens = {}
+        self._tokens, self._parts = {}, {}
         self._written = self.applied
 
     def _behind_batch(self) -> WriteBatch:
@@ -213,6 +238,9 @@ class View:
         for owner, last in self._tokens.items():
             stored = _TOKEN.pack(*last.token, last.base_offset, last.end_offset)
             put(_TOKEN_PREFIX + owner.encode(), stored)
+        for owner, put_parts in self._parts.items():
+            stored = _TOKEN.pack(*put_parts.token, put_parts.base_offset, put_parts.parts)
+            put(_PARTS_PREFIX + owner.encode(), stored)
         put(_APPLIED, _OFFSET.pack(self.applied))
         put(_SCHEMA, _OFFSET.pack(self.schema_version))
         return batch

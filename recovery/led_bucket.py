@@ -1,6 +1,6 @@
 """A bucket and its leader's memory: the calls of the writer protocol, each from check to apply."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from locks import BucketKey, LockRecord
@@ -64,29 +64,38 @@ class LedBucket:
     ) -> PutResult:
         """Pay an undo debt: bring the debtor's changes of the columns since the offset back."""
         wanted = frozenset(columns)
-        with self.bucket.exclusive():
+
+        def check() -> None:
             self._check(writer, term, wanted)
             self._guard.check_payment(writer)
-            return self._undo(debtor, wanted, from_offset)
+
+        return self._undo(debtor, wanted, from_offset, check)
 
     def undo_unlocked(self, debtor: str, columns: Iterable[int], from_offset: int) -> PutResult:
         """The same for a table without column locks, where nobody is refused."""
         if self.locked:
             raise _unlocked()
-        return self._undo(debtor, frozenset(columns), from_offset)
+        return self._undo(debtor, frozenset(columns), from_offset, lambda: None)
 
-    def _undo(self, debtor: str, columns: frozenset[int], from_offset: int) -> PutResult:
+    def _undo(
+        self,
+        debtor: str,
+        columns: frozenset[int],
+        from_offset: int,
+        check: Callable[[], None],
+    ) -> PutResult:
         with self.bucket.exclusive():
+            check()
             schema = self.bucket.history.current
             names = [column.name for column in schema.value_columns if column.id in columns]
             if not names:  # All of them were dropped since, and their values with them.
                 end = self.bucket.settled_end()
                 return PutResult(base_offset=end, end_offset=end)
-            try:
-                return self.bucket.undo(debtor, names, from_offset)
-            except OffsetOutOfRange:
-                self.bucket.confirm()  # One that was deposed has less of the log than there is.
-                raise
+        try:
+            return self.bucket.undo(debtor, names, from_offset, check)
+        except OffsetOutOfRange:
+            self.bucket.confirm()  # One that was deposed has less of the log than there is.
+            raise
 
     def end_recovery(self, writer: Writer, term: int) -> int:
         """Return the log end, and take no payments behind it."""
