@@ -33,6 +33,7 @@ from merge_engine.fold import Update, fold
 from merge_engine.log import Log, wall_clock_ms
 from merge_engine.merge import Merged, merge
 from merge_engine.options import BucketOptions
+from merge_engine.overlay import Overlay
 from merge_engine.pinned import PinnedRows
 from merge_engine.rows_at import cut_segments, finished_rows
 from merge_engine.schema import Column
@@ -41,7 +42,7 @@ from merge_engine.storage import ObjectStorage
 from merge_engine.stored import SchemaHistory, StoredRows, finished
 from merge_engine.tokens import check_writer
 from merge_engine.undo import undo_updates, undone_already
-from merge_engine.view import LIBRARY, AppliedToken, View
+from merge_engine.view import LIBRARY, AppliedParts, AppliedToken, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +66,18 @@ class PutResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A merge that was tried and fits: the keys that change, and how."""
+    """A merge that was tried and fits: the keys that change, and how.
+
+    `part` and `more`: of a put of several segments, see `SegmentHeader`.
+    """
 
     update: Update
     owner: str
     token: Token | None
     row_keys: list[bytes]
     merged: Merged
+    part: int = 0
+    more: bool = False
 
 
 class StoredAt(NamedTuple):
@@ -225,6 +231,29 @@ class Bucket:
         """Write what was planned."""
         hit("put.planned")
         return plan if isinstance(plan, PutResult) else self._write(plan, SegmentKind.WRITE)
+
+    def put_part(
+        self, update: Update, *, owner: str, token: Token, part: int, more: bool
+    ) -> PutResult:
+        """Write one part of a put of several segments; the token is applied with the last one.
+
+        Parts come in order, each once: who may write them, and what becomes of a put that is not
+        finished, is for the caller to see to. Call it within `exclusive`.
+        """
+        plan = self.plan(update, owner=owner, token=token)
+        assert isinstance(plan, Plan), "the token was applied before"
+        return self.commit(replace(plan, part=part, more=more))
+
+    def try_part(self, update: Update, overlay: Overlay) -> None:
+        """Merge on top of what the overlay has, into the overlay; errors are those of `put`.
+
+        So the parts of a put are tried one behind the other, and nothing is written.
+        """
+        with self.exclusive():
+            self._catch_up()
+            row_keys, merged = self._plan(update, overlay)
+            values = self._history.encode(merged.after)
+        overlay.set(row_keys, values)
 
     def undo(
         self,
@@ -414,6 +443,12 @@ class Bucket:
             self._catch_up()
             return self._view.token(owner)
 
+    def parts_applied(self, owner: str) -> AppliedParts | None:
+        """Return how far the owner's last put of several parts has got here."""
+        with self.exclusive():
+            self._catch_up()
+            return self._view.parts(owner)
+
     def clean(self, before: int, *, older_than_ms: int | None = None) -> int:
         """Drop the log below `before`, as far as the view on disk has it; return the new start.
 
@@ -459,13 +494,16 @@ class Bucket:
             raise Closed("the bucket is closed; open it again")
         self._log.check_leading()
 
-    def _plan(self, update: Update) -> tuple[list[bytes], Merged]:
+    def _plan(self, update: Update, overlay: Overlay | None = None) -> tuple[list[bytes], Merged]:
         row_keys = self._history.row_keys(update.encoded_keys)
-        stored = self._history.decode(self._view.get(row_keys))
+        values = self._view.get(row_keys)
+        if overlay is not None:
+            values = overlay.over(row_keys, values)
+        stored = self._history.decode(values)
         for column in update.columns:
             if column.id >= self._history.current.next_column_id:
                 self._learn(self._history.current.version + 1)
-                return self._plan(update)
+                return self._plan(update, overlay)
             if column.id not in self._history.position:
                 raise UnknownColumn(
                     f"column '{column.name}' was dropped meanwhile; nothing was written"
@@ -496,11 +534,23 @@ class Bucket:
     def _apply(self, header: SegmentHeader, row_keys: list[bytes], values: list[bytes]) -> None:
         # The token first: it must be in the write to RocksDB that has the offset, and so the rows.
         if header.token is not None:
-            end_offset = header.base_offset + header.rows
-            applied = AppliedToken(header.token, header.base_offset, end_offset)
-            self._view.remember(header.owner, applied)
+            self._remember(header, header.token)
         version = self._history.current.version if row_keys else 0
         self._view.apply(row_keys, values, header.end_offset, version)
+
+    def _remember(self, header: SegmentHeader, token: Token) -> None:
+        """Remember that a token was applied, or how far a put of several parts has got."""
+        base_offset = header.base_offset
+        if header.part:
+            begun = self._view.parts(header.owner)
+            if begun is not None and begun.token == token:
+                base_offset = begun.base_offset
+        if header.more:
+            parts = AppliedParts(token, base_offset, header.part + 1)
+            self._view.remember_parts(header.owner, parts)
+        else:
+            applied = AppliedToken(token, base_offset, header.base_offset + header.rows)
+            self._view.remember(header.owner, applied)
 
     def _to_segment(self, plan: Plan, kind: SegmentKind, undo_from: int | None) -> Segment:
         update, changed = plan.update, pa.array(plan.merged.changed)
@@ -517,6 +567,8 @@ class Bucket:
             column_ids=tuple(column.id for column in update.columns),
             agg_mode=update.mode,
             undo_from=undo_from,
+            part=plan.part,
+            more=plan.more,
         )
         if not plan.row_keys:
             return Segment(replace(header, column_ids=()), {}, {})

@@ -102,7 +102,7 @@ class View:
         self._needs_flush = False
         path.parent.mkdir(parents=True, exist_ok=True)
         forks.use(LIBRARY)
-        with _translated(path):
+        with translated(path):
             self._database = Rdict(str(path), options.to_options(cache))
         try:
             self._check_identity(identity)
@@ -248,7 +248,7 @@ class View:
     def flush(self) -> int:
         """Make everything durable on disk; return the offset up to which it is."""
         self.write_behind()
-        with _translated(self.path):
+        with translated(self.path):
             self._database.flush()
         return self._written
 
@@ -288,13 +288,13 @@ class View:
         with self._closing:
             if self._closed:
                 raise Closed("the bucket was closed meanwhile; open it again")
-            with _translated(self.path):
+            with translated(self.path):
                 yield self._database
 
     def pin(self) -> PinnedRows:
         """Return all rows as of `applied`, whatever is written later; `close` closes them, too."""
         self.write_behind()
-        rows = PinnedRows(self._database, ROW_PREFIX, partial(_translated, self.path))
+        rows = PinnedRows(self._database, ROW_PREFIX, partial(translated, self.path))
         self._pinned.add(rows)
         return rows
 
@@ -337,7 +337,7 @@ class View:
         return int(_OFFSET.unpack(stored)[0]) if stored else 0
 
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
-        with _translated(self.path):
+        with translated(self.path):
             return cast(list[bytes | None], self._database.get(cast(list[Any], keys)))
 
     def _write(self, make_batch: Callable[[], WriteBatch]) -> None:
@@ -347,7 +347,7 @@ class View:
         """
         deadline = time.monotonic() + self._options.stall_deadline_s
         delay_s = 0.005
-        with _translated(self.path):
+        with translated(self.path):
             # After a full disk, RocksDB refuses writes until a flush succeeds.
             if self._needs_flush:
                 self._database.flush()
@@ -372,7 +372,7 @@ def _mostly_new(files: Sequence[dict[str, Any]]) -> bool:
 
 def read_checkpoint(directory: Path) -> CheckpointState:
     """Return what a checkpoint is of, as it says itself; its files stay as they are."""
-    with _translated(directory):
+    with translated(directory):
         options = Options(raw_mode=True)
         database = Rdict(str(directory), options, access_type=AccessType.read_only())
         try:
@@ -387,14 +387,13 @@ def read_checkpoint(directory: Path) -> CheckpointState:
 
 def pin_checkpoint(directory: Path) -> PinnedRows:
     """Return all rows of a checkpoint; its files stay as they are."""
-    translated = partial(_translated, directory)
-    with translated():
+    with translated(directory):
         database = Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
-    return PinnedRows(database, ROW_PREFIX, translated, owned=True)
+    return PinnedRows(database, ROW_PREFIX, partial(translated, directory), owned=True)
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def translated(path: Path) -> Iterator[None]:
     """Translate what rocksdict raises: bare exceptions with RocksDB's status as text."""
     try:
         yield
