@@ -5,6 +5,7 @@ with LocalCluster("data", servers=2) as cluster:
 """
 
 import fcntl
+import os
 import socket
 import sys
 import time
@@ -18,6 +19,7 @@ from locks import EmbeddedZooKeeper, ServerNotStarted
 from locks.guarded import GuardedProcess, last_lines
 from merge_engine import InvalidInput
 from server.client import Cluster, connect
+from server.config import credentials_from
 
 _START_DEADLINE_S = 60.0
 
@@ -142,7 +144,11 @@ class LocalCluster:
             lock.close()
 
     def connect(self, **arguments: object) -> Cluster:
-        """Return a client; arguments as for `connect`."""
+        """Return a client; arguments as for `connect`.
+
+        Where the environment has credentials for ZooKeeper, the servers have them, and so has it.
+        """
+        arguments.setdefault("credentials", credentials_from(os.environ))
         return connect(self.address, **arguments)  # type: ignore[arg-type]
 
     def wait_until_joined(self, deadline_s: float = _START_DEADLINE_S) -> None:

@@ -22,10 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from locks.zookeeper import CREDENTIALS_VARIABLE
 from merge_engine import InvalidInput
 from merge_engine.storage import local_directory
-from server.__main__ import PASSWORD_VARIABLE, TOKEN_VARIABLE, parser, to_config
-from server.config import ServerConfig
+from server.__main__ import parser, to_config
+from server.config import TOKEN_VARIABLE, ServerConfig
 from server.spark_task import Assignment, Ended
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def plan(
     config = _checked(zookeeper, logs, options)
     if servers > 1 and (config.port or config.metrics_port):
         raise InvalidInput("servers may share a machine: leave --port out, and --metrics-port at 0")
-    names = (TOKEN_VARIABLE, PASSWORD_VARIABLE)
+    names = (TOKEN_VARIABLE, CREDENTIALS_VARIABLE)
     assignment = Assignment(
         number=0,
         zookeeper=zookeeper,

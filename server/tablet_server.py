@@ -26,6 +26,7 @@ from server.limits import Admission
 from server.maintenance import Maintenance
 from server.metrics import Labels, Metrics
 from server.metrics_endpoint import MetricsEndpoint
+from server.open_zookeeper import check_closed
 from server.requests import Requests
 from server.scanners import Scanners
 from server.security import Gate, check_certificate
@@ -183,6 +184,8 @@ class TabletServer:
         )
         self._store = store
         coordinator = Coordinator(store)
+        if config.checks_zookeeper:
+            check_closed(store, config.zookeeper)
         self._check_storage(store)
         self._heartbeat = Heartbeat(store).start()
         server = coordinator.register_server(self.address)

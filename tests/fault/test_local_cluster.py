@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from locks import ServerNotStarted
+from locks import AccessDenied, ServerNotStarted
 from server.client import connect
 from server.local_cluster import LocalCluster
 from tests.fault.cluster_load import (
@@ -149,6 +149,20 @@ def test_a_cluster_whose_logs_are_elsewhere_says_where(tmp_path: Path) -> None:
     assert str(tmp_path / "logs") in message
     assert str(elsewhere) in message
     assert "give all servers the same" in message
+
+
+def test_credentials_in_the_environment_are_those_of_the_servers_and_of_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TALLYBOOK_ZOOKEEPER_CREDENTIALS", "tallybook:secret")
+    with local_cluster(tmp_path, servers=1) as cluster:
+        with cluster.connect() as client:
+            table = client.create_table("sums", SCHEMA, buckets=1, column_locks=False)
+            batch = Batch.of(4, 0, 0)
+            batch.send(table)
+            check_exact(table, Ledger(acknowledged=[batch]))
+        with pytest.raises(AccessDenied, match="without credentials"):
+            connect(cluster.address)
 
 
 def test_two_clusters_on_one_directory_are_refused(tmp_path: Path) -> None:

@@ -166,7 +166,11 @@ def test_servers_on_the_machines_address_want_the_token(
     with pytest.raises(InvalidInput, match="give it a token"):
         run(spark, **arguments)
     monkeypatch.setenv("TALLYBOOK_TOKEN", "open-sesame")
-    with run(spark, **arguments), connect(address, token="open-sesame") as cluster:
+    with pytest.raises(InvalidInput, match="is open to everybody who reaches it"):
+        run(spark, **arguments)
+    monkeypatch.setenv("TALLYBOOK_ZOOKEEPER_CREDENTIALS", "tallybook:sesame-too")
+    access: dict[str, Any] = {"token": "open-sesame", "credentials": ("tallybook", "sesame-too")}
+    with run(spark, **arguments), connect(address, **access) as cluster:
         wait_until(lambda: len(pids(cluster)) == 1, "one server", 30)
         [status] = cluster.status()
         assert status["address"].startswith("127.0.0.1:")
