@@ -31,6 +31,7 @@ from server.requests import Requests
 from server.scanners import Scanners
 from server.security import Gate, check_certificate
 from server.service import TabletService
+from server.views_lock import ViewsLock
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,8 @@ class TabletServer:
             if directory is not None:
                 _check_writable(directory)
         storage = open_storage(self._logs, **config.storage_settings)
+        self._views_lock = ViewsLock(config.views)
         self._scanners = Scanners(config.scanners)
-        # What a killed server was about to upload.
-        shutil.rmtree(config.views / CHECKPOINTS, ignore_errors=True)
         self._hosting = Hosting(
             storage,
             config.views,
@@ -102,15 +102,24 @@ class TabletServer:
         return self._hosting
 
     def start(self, deadline_s: float = 60.0) -> "TabletServer":
-        """Join the cluster; returns when the server is known to it, before its buckets are open."""
-        if self._config.metrics_port is not None:
-            self._endpoint = MetricsEndpoint(self._metrics, self._config)
-        self._thread.start()
-        if not self._joined.wait(deadline_s) or self._failed is not None:
+        """Join the cluster; returns when the server is known to it, before its buckets are open.
+
+        InUse if another server has the directory of the views.
+        """
+        try:
+            self._views_lock.take()
+            # What a killed server was about to upload.
+            shutil.rmtree(self._config.views / CHECKPOINTS, ignore_errors=True)
+            if self._config.metrics_port is not None:
+                self._endpoint = MetricsEndpoint(self._metrics, self._config)
+            self._thread.start()
+            if not self._joined.wait(deadline_s) or self._failed is not None:
+                raise self._failed or InvalidInput(
+                    f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s"
+                )
+        except BaseException:
             self.stop()
-            raise self._failed or InvalidInput(
-                f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s"
-            )
+            raise
         self._maintenance.start()
         return self
 
@@ -128,6 +137,7 @@ class TabletServer:
         if self._thread.ident is not None:
             self._thread.join()
         self._hosting.close_all()
+        self._views_lock.release()
         self._scanners.shutdown()
         if self._admission.turned_away:
             # Clients that were told to come again learn by that where to go. A call that the

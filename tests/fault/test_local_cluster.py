@@ -1,6 +1,8 @@
 """The local cluster: restarted on its directory, its parent killed, and told wrong things."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -163,6 +165,38 @@ def test_credentials_in_the_environment_are_those_of_the_servers_and_of_the_clie
             check_exact(table, Ledger(acknowledged=[batch]))
         with pytest.raises(AccessDenied, match="without credentials"):
             connect(cluster.address)
+
+
+def test_a_second_server_on_the_views_of_a_running_one_does_not_join(tmp_path: Path) -> None:
+    with local_cluster(tmp_path, servers=1) as cluster, client_of(cluster) as client:
+        [server] = cluster.servers
+        table = client.create_table("sums", SCHEMA, buckets=BUCKETS, column_locks=False)
+        views = tmp_path / "views-0"
+        places = ("--logs", str(tmp_path / "logs"), "--views", str(views))
+        second = subprocess.run(
+            [sys.executable, "-m", "server", "--zookeeper", cluster.address, *places],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode == 1
+        last = second.stderr.splitlines()[-1]
+        assert f"did not start: {views} is in use by another server (process {server.pid} " in last
+        assert [status["pid"] for status in client.status()] == [server.pid]
+        batch = Batch.of(5, 0, 0)
+        batch.send(table)
+
+        for _ in range(2):  # However its former self has ended.
+            os.kill(server.pid, signal.SIGKILL)
+            wait_until(lambda: not server.alive, "it is gone")
+            server.start()
+            cluster.wait_until_joined()
+        server.stop()
+        server.start()
+        cluster.wait_until_joined()
+        check_exact(table, Ledger(acknowledged=[batch]))
 
 
 def test_two_clusters_on_one_directory_are_refused(tmp_path: Path) -> None:
