@@ -23,6 +23,7 @@ from server.dropped import Janitor
 from server.hosting import CHECKPOINTS, Hosting
 from server.leadership import Leadership
 from server.limits import Admission
+from server.log_store import check_log_store
 from server.maintenance import Maintenance
 from server.metrics import Labels, Metrics
 from server.metrics_endpoint import MetricsEndpoint
@@ -36,6 +37,8 @@ from server.views_lock import ViewsLock
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
+_JOIN_AGAIN_S = 1.0
+_JOINING = "joining the cluster"
 _LINGER_S = 1.0  # Longer than clients pause between two attempts.
 _STOP_DEADLINE_S = 30.0
 _CLOSE_DEADLINE_S = 5.0
@@ -54,7 +57,7 @@ class TabletServer:
         for directory in (local_directory(self._logs), config.views):
             if directory is not None:
                 _check_writable(directory)
-        storage = open_storage(self._logs, **config.storage_settings)
+        storage = self._storage = open_storage(self._logs, **config.storage_settings)
         self._views_lock = ViewsLock(config.views)
         self._scanners = Scanners(config.scanners)
         self._hosting = Hosting(
@@ -168,25 +171,46 @@ class TabletServer:
         self.stop()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._join()
-                assert self._leadership is not None
-                self._leadership.run()
-            except (CoordinationError, TallybookError) as exc:
-                if isinstance(exc, InvalidInput) or not self._joined.is_set():
-                    self._failed = exc
-                    self._joined.set()
-                    self._leave()
-                    return
-                logger.warning("left the cluster: %s", exc)
-            except Exception:
-                logger.exception("left the cluster")
+        while not self._stopping.is_set() and self._failed is None:
+            joined = self._try_to_join()
+            if joined:
+                self._lead()
             self._leave()
-            self._stopping.wait(_RECONNECT_S)
+            if self._failed is not None:
+                self._joined.set()
+            self._stopping.wait(_RECONNECT_S if joined else _JOIN_AGAIN_S)
+
+    def _try_to_join(self) -> bool:
+        """Join the cluster. What is in the way the first time is for whoever starts the server.
+
+        Later there is nobody to tell, and it may pass: it is tried again, whatever it is.
+        """
+        try:
+            self._join()
+        except Exception as exc:
+            if not self._joined.is_set():
+                self._failed = exc
+            elif isinstance(exc, CoordinationError | TallybookError):
+                self._complaints.complain(_JOINING, str(exc))
+            else:
+                logger.exception("cannot join the cluster")
+            return False
+        self._complaints.over(_JOINING)
+        return True
+
+    def _lead(self) -> None:
+        """Lead what is to be led, until the session is lost or the server stops."""
+        assert self._leadership is not None
+        try:
+            self._leadership.run()
+        except (CoordinationError, TallybookError) as exc:
+            logger.warning("left the cluster: %s", exc)
+        except Exception:
+            logger.exception("left the cluster")
 
     def _join(self) -> None:
         config = self._config
+        check_log_store(self._storage, self._logs)
         store = ZooKeeperStore(
             config.zookeeper,
             session_timeout_s=config.session_timeout_s,
@@ -196,7 +220,7 @@ class TabletServer:
         coordinator = Coordinator(store)
         if config.checks_zookeeper:
             check_closed(store, config.zookeeper)
-        self._check_storage(store)
+        self._check_location(store)
         self._heartbeat = Heartbeat(store).start()
         server = coordinator.register_server(self.address)
         self._coordinator, self._server = coordinator, server
@@ -219,7 +243,7 @@ class TabletServer:
         if store is not None:
             store.close()
 
-    def _check_storage(self, store: ZooKeeperStore) -> None:
+    def _check_location(self, store: ZooKeeperStore) -> None:
         """All servers of a cluster have one log storage: in another one they would find nothing."""
         create_if_missing(store, 30.0, STORAGE, self._logs.encode())
         node = store.read(STORAGE)
