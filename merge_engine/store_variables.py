@@ -11,6 +11,15 @@ class _Store:
     schemes: tuple[str, ...]
     prefix: str
     usual: tuple[str, ...]
+    without_prefix: tuple[str, ...] = ()
+
+    def in_environment(self) -> dict[str, str]:
+        """Return its variables that are set."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(self.prefix) or name in self.without_prefix
+        }
 
 
 _STORES = (
@@ -30,6 +39,7 @@ _STORES = (
         ("gs",),
         "GOOGLE_",
         ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
+        without_prefix=("SERVICE_ACCOUNT",),
     ),
     _Store(
         ("az", "adl", "azure", "abfs", "abfss"),
@@ -42,18 +52,11 @@ _STORES = (
         ),
     ),
 )
-# An older name for Google's, which has no prefix.
-_OTHERS = ("SERVICE_ACCOUNT",)
 
 
 def store_variables() -> dict[str, str]:
-    """Return those of this process's environment. Their values are secrets."""
-    prefixes = tuple(store.prefix for store in _STORES)
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(prefixes) or name in _OTHERS
-    }
+    """Return those of this process's environment, for stores of all kinds. Values are secrets."""
+    return {name: value for store in _STORES for name, value in store.in_environment().items()}
 
 
 def looked_at(location: str) -> str:
@@ -64,7 +67,7 @@ def looked_at(location: str) -> str:
     scheme = location.partition("://")[0]
     for store in _STORES:
         if scheme in store.schemes:
-            there = [name for name in sorted(store_variables()) if name.startswith(store.prefix)]
+            there = sorted(store.in_environment())
             return (
                 f"obstore looks at the environment for {', '.join(store.usual)} and others that "
                 f"begin with {store.prefix}; of these there are: {', '.join(there) or 'none'}"

@@ -15,7 +15,7 @@ from locks import CoordinationError
 from merge_engine import BucketOptions, TallybookError
 from server.config import TOKEN_VARIABLE, ServerConfig, SnapshotConfig, credentials_from
 from server.limits import Limits, ScannerLimits
-from server.logs import configure
+from server.logs import NOT_STARTED, configure
 from server.open_zookeeper import ALLOW
 from server.tablet_server import TabletServer
 
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
                 _write_whole(arguments.address_file, server.address)
             asked_to_stop.wait()
     except (TallybookError, CoordinationError, OSError) as exc:
-        print(f"the server did not start: {exc}", file=sys.stderr)
+        print(f"{NOT_STARTED}{exc}", file=sys.stderr)
         return 1
     return 0
 

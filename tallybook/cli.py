@@ -26,7 +26,8 @@ Secrets are taken from the environment: {TOKEN_VARIABLE}, the token that calls t
 show, and {CREDENTIALS_VARIABLE} (user:password), which closes the catalogue to others."""
 _ON_SPARK_NOTES = """
 On Spark, --views may be left out, --port is chosen, and --host auto means the address by which a
-machine reaches ZooKeeper."""
+machine reaches ZooKeeper. Variables of the object store (AWS_*, GOOGLE_*, AZURE_*) go to the
+servers. They run this Python, unless PYSPARK_PYTHON or spark.pyspark.python says otherwise."""
 # Stands for --views where Spark's own directory will do.
 _NO_VIEWS = "\0"
 _LOOK_S = 0.2

@@ -138,6 +138,16 @@ def test_a_server_that_cannot_write_logs_says_so_and_nothing_is_left_running(
     assert cluster.zookeeper.pid == 0
 
 
+def test_a_server_that_died_of_an_error_says_of_which(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerNotStarted) as caught,
+        local_cluster(tmp_path, servers=1, options=["--log-level", "nonsense"]),
+    ):
+        pass
+    assert str(caught.value).endswith("ValueError: Unknown level: 'NONSENSE'")
+    assert "{" not in str(caught.value)
+
+
 def test_a_cluster_whose_logs_are_elsewhere_says_where(tmp_path: Path) -> None:
     with local_cluster(tmp_path, servers=1):
         pass

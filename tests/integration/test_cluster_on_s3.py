@@ -66,7 +66,7 @@ def test_a_server_that_cannot_use_the_store_does_not_join_and_leaves_no_word_of_
         "creating an object failed",
         "404 Not Found",
         "AWS_ENDPOINT_URL",
-        "of these there are: AWS_ACCESS_KEY_ID, AWS_ALLOW_HTTP",
+        "of these there are: AWS_ACCESS_KEY_ID, ",
     ):
         assert words in str(refused.value)
     logs = f"{s3.create_bucket()}/logs"
