@@ -173,7 +173,8 @@ class TabletServer:
     def _run(self) -> None:
         while not self._stopping.is_set() and self._failed is None:
             joined = self._try_to_join()
-            if joined:
+            # Whoever stopped it meanwhile found no leads that it could have ended.
+            if joined and not self._stopping.is_set():
                 self._lead()
             self._leave()
             if self._failed is not None:

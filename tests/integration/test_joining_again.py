@@ -1,6 +1,7 @@
 """A server whose session was lost joins again when it can work, says once why not, and goes on."""
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,3 +105,24 @@ def test_the_first_time_it_does_not_start(zookeeper: EmbeddedZooKeeper, tmp_path
         server.start()
     with session(address) as store:
         assert store.children("/") == ["clock"], "it has not even looked"
+
+
+def test_a_server_that_is_stopped_while_it_joins_again_ends(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = running(chroot(zookeeper), tmp_path).start()
+    joins, goes_on = threading.Event(), threading.Event()
+
+    def slow_store(*_: object) -> None:
+        joins.set()
+        goes_on.wait(20)
+
+    monkeypatch.setattr("server.tablet_server.check_log_store", slow_store)
+    expire_session(zookeeper, server)
+    assert joins.wait(20)
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    stopping.start()
+    wait_until(server._stopping.is_set, "it is being stopped")
+    goes_on.set()
+    stopping.join(20)
+    assert not stopping.is_alive()
