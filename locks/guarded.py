@@ -1,6 +1,7 @@
 """A child process that ends with the process that started it, however that ends."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from locks import guardian
 from locks.errors import ServerNotStarted
 
 _STOP_DEADLINE_S = 15.0
+_BY_SIGNAL = 128
 
 
 class GuardedProcess:
@@ -36,6 +38,17 @@ class GuardedProcess:
     def alive(self) -> bool:
         """Whether it is still running."""
         return self._guardian.poll() is None
+
+    @property
+    def killed_by(self) -> str | None:
+        """The name of the signal that ended it; None if none did, or if it is still running."""
+        code = self._guardian.poll()
+        if code is None or code <= _BY_SIGNAL:
+            return None
+        try:
+            return signal.Signals(code - _BY_SIGNAL).name
+        except ValueError:  # It chose a large number by itself.
+            return None
 
     def end(self, *, politely: bool, deadline_s: float = _STOP_DEADLINE_S) -> None:
         """End it: by SIGTERM and, where that does not help in time or is not wanted, SIGKILL.

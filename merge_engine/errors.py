@@ -103,7 +103,7 @@ class Deposed(TallybookError):
 
 
 class InUse(TallybookError):
-    """Another process has this bucket open. Wait for it, or stop it."""
+    """Another process has this bucket, or directory of views, open. Wait for it, or stop it."""
 
 
 class Corrupt(TallybookError):

@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from locks import CoordinationError
+from locks.zookeeper import CREDENTIALS_VARIABLE
 from merge_engine import TallybookError
-from server.__main__ import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from server.__main__ import main as serve_here
 from server.__main__ import parser as server_parser
 from server.client import connect
+from server.config import TOKEN_VARIABLE, credentials_from
 from server.logs import configure
 
 _SERVE = """\
 Run a tablet server here until SIGTERM or SIGINT; or, with --on-spark, several of them as a
 long-running Spark application."""
 _SECRETS = f"""\
-Secrets are taken from the environment: {TOKEN_VARIABLE}, the token that clients have to show, and
-{PASSWORD_VARIABLE} (user:password)."""
+Secrets are taken from the environment: {TOKEN_VARIABLE}, the token that calls to servers have to
+show, and {CREDENTIALS_VARIABLE} (user:password), which closes the catalogue to others."""
 _ON_SPARK_NOTES = """
 On Spark, --views may be left out, --port is chosen, and --host auto means the address by which a
-machine reaches ZooKeeper."""
+machine reaches ZooKeeper. Variables of the object store (AWS_*, GOOGLE_*, AZURE_*) go to the
+servers. They run this Python, unless PYSPARK_PYTHON or spark.pyspark.python says otherwise."""
 # Stands for --views where Spark's own directory will do.
 _NO_VIEWS = "\0"
 _LOOK_S = 0.2
@@ -117,7 +119,6 @@ def _serve_on_spark(arguments: argparse.Namespace, of_server: Sequence[str]) -> 
 
 def _status(arguments: argparse.Namespace) -> int:
     token = os.environ.get(TOKEN_VARIABLE)
-    user, _, password = os.environ.get(PASSWORD_VARIABLE, "").partition(":")
     try:
         if arguments.token_file is not None:
             token = arguments.token_file.read_text().strip()
@@ -125,7 +126,7 @@ def _status(arguments: argparse.Namespace) -> int:
             arguments.address,
             token=token or None,
             tls_root=arguments.tls_root,
-            credentials=(user, password) if user else None,
+            credentials=credentials_from(os.environ),
             deadline_s=arguments.deadline,
             attempt_s=arguments.deadline,
         ) as cluster:
