@@ -45,7 +45,7 @@ from merge_engine import (
 from merge_engine import UnknownOutcome as UnknownWrite
 from merge_engine.failpoints import hit
 from recovery.access import Answers, Grant, Rows, TableAccess
-from recovery.errors import NotFenced, NotLeader, OldEpoch
+from recovery.errors import NotFenced, NotLeader, OldEpoch, TornPut
 from recovery.guard import Writer
 from recovery.progress import Progress, timed
 from recovery.redo import Promise, RedoLog
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 CURABLE = (
-    *(NotLeader, NotFenced, Deposed, Retryable, UnknownWrite),
+    *(NotLeader, NotFenced, TornPut, Deposed, Retryable, UnknownWrite),
     *(StaleLeaders, Unavailable, UnknownOutcome, SessionLost),
 )
 """What a fresh start can cure, within the deadline."""

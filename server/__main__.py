@@ -14,7 +14,7 @@ import pyarrow as pa
 from locks import CoordinationError
 from merge_engine import BucketOptions, TallybookError
 from server.config import TOKEN_VARIABLE, ServerConfig, SnapshotConfig, credentials_from
-from server.limits import Limits, ScannerLimits
+from server.limits import Limits, ScannerLimits, SpoolLimits
 from server.logs import NOT_STARTED, configure
 from server.open_zookeeper import ALLOW
 from server.tablet_server import TabletServer
@@ -51,6 +51,20 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--scanner-ttl", type=float, default=ScannerLimits.ttl_s, help="seconds")
     options.add_argument("--scanners-per-bucket", type=int, default=ScannerLimits.max_per_bucket)
     options.add_argument("--scanners-per-server", type=int, default=ScannerLimits.max_per_server)
+    options.add_argument(
+        "--spool-max-bytes",
+        type=int,
+        default=SpoolLimits.max_bytes,
+        help="what large puts may take of the disk of the views",
+    )
+    options.add_argument(
+        "--spool-min-free-bytes",
+        type=int,
+        default=SpoolLimits.min_free_bytes,
+        help="what they leave free of it",
+    )
+    options.add_argument("--put-max-rows", type=int, default=BucketOptions.put_max_rows)
+    options.add_argument("--put-max-bytes", type=int, default=BucketOptions.put_max_bytes)
     options.add_argument("--block-cache-bytes", type=int, default=BucketOptions.block_cache_bytes)
     options.add_argument("--write-buffer-bytes", type=int, default=BucketOptions.write_buffer_bytes)
     options.add_argument("--log-level", default="INFO")
@@ -86,12 +100,17 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
             max_per_bucket=arguments.scanners_per_bucket,
             max_per_server=arguments.scanners_per_server,
         ),
+        spool=SpoolLimits(
+            max_bytes=arguments.spool_max_bytes, min_free_bytes=arguments.spool_min_free_bytes
+        ),
         snapshots=SnapshotConfig(
             interval_s=arguments.snapshot_interval,
             retained=arguments.snapshots_retained,
             log_ttl_s=arguments.log_ttl,
         ),
         options=BucketOptions(
+            put_max_rows=arguments.put_max_rows,
+            put_max_bytes=arguments.put_max_bytes,
             block_cache_bytes=arguments.block_cache_bytes,
             write_buffer_bytes=arguments.write_buffer_bytes,
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from locks.zookeeper import CREDENTIALS_VARIABLE
 from merge_engine import BucketOptions, InvalidInput
-from server.limits import Limits, ScannerLimits
+from server.limits import Limits, ScannerLimits, SpoolLimits
 from server.open_zookeeper import no_credentials
 from server.security import check_token
 
@@ -63,6 +63,7 @@ class ServerConfig:
     session_timeout_s: float = 10.0
     limits: Limits = field(default_factory=Limits)
     scanners: ScannerLimits = field(default_factory=ScannerLimits)
+    spool: SpoolLimits = field(default_factory=SpoolLimits)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     options: BucketOptions = field(default_factory=BucketOptions)
     storage_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,18 +99,21 @@ class Connections:
         address: str,
         command: bytes,
         schema: pa.Schema,
-        batches: list[tuple[int, pa.RecordBatch]],
+        batches: Sequence[tuple[int | str, pa.RecordBatch]],
         timeout_s: float,
     ) -> wire.Fields:
-        """Send a put: batches, each with the number of its bucket in the command; then close it."""
+        """Send a put: batches, each with where it belongs; then close it.
+
+        Where: the number of its bucket in the command, or bucket and part of a large put.
+        """
         descriptor = flight.FlightDescriptor.for_command(command)
         with self._calling(address) as client:
             writer, answers = client.do_put(descriptor, schema, self._options(timeout_s))
             checksum = wire.Checksum()
             try:
-                for number, batch in batches:
+                for place, batch in batches:
                     checksum.add(batch)
-                    writer.write_with_metadata(batch, str(number).encode())
+                    writer.write_with_metadata(batch, str(place).encode())
                 writer.write_metadata(checksum.closing())
                 writer.done_writing()
                 answer = answers.read()

@@ -14,6 +14,7 @@ import pyarrow as pa
 from locks import CoordinationError, Coordinator, Heartbeat, Server, ZooKeeperStore
 from locks.catalog import create_if_missing
 from merge_engine import InvalidInput, TallybookError, open_storage
+from merge_engine.scratch import Scratch
 from merge_engine.storage import local_directory
 from recovery.errors import NotLeader
 from server.complaints import Complaints
@@ -32,6 +33,7 @@ from server.requests import Requests
 from server.scanners import Scanners
 from server.security import Gate, check_certificate
 from server.service import TabletService
+from server.staging import SPOOL, Staging
 from server.views_lock import ViewsLock
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,12 @@ class TabletServer:
         storage = self._storage = open_storage(self._logs, **config.storage_settings)
         self._views_lock = ViewsLock(config.views)
         self._scanners = Scanners(config.scanners)
+        spool = Scratch(
+            config.views / SPOOL,
+            max_bytes=config.spool.max_bytes,
+            min_free_bytes=config.spool.min_free_bytes,
+        )
+        self._staging = Staging(spool, ttl_s=config.spool.ttl_s)
         self._hosting = Hosting(
             storage,
             config.views,
@@ -111,8 +119,9 @@ class TabletServer:
         """
         try:
             self._views_lock.take()
-            # What a killed server was about to upload.
-            shutil.rmtree(self._config.views / CHECKPOINTS, ignore_errors=True)
+            # What a killed server was about to upload, and what it had tried.
+            for left in (CHECKPOINTS, SPOOL):
+                shutil.rmtree(self._config.views / left, ignore_errors=True)
             if self._config.metrics_port is not None:
                 self._endpoint = MetricsEndpoint(self._metrics, self._config)
             self._thread.start()
@@ -142,6 +151,7 @@ class TabletServer:
         self._hosting.close_all()
         self._views_lock.release()
         self._scanners.shutdown()
+        self._staging.shutdown()
         if self._admission.turned_away:
             # Clients that were told to come again learn by that where to go. A call that the
             # shutdown cut off would be one of unknown outcome to them.
@@ -272,6 +282,8 @@ class TabletServer:
         self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
         self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
         self._metrics.gauge("scanners", lambda: {(): len(self._scanners)})
+        self._metrics.gauge("spooled_puts", lambda: {(): len(self._staging)})
+        self._metrics.gauge("spooled_bytes", lambda: {(): self._staging.scratch.used_bytes})
         self._metrics.gauge("scanners_reaped", lambda: {(): self._scanners.reaped})
         self._metrics.gauge("log_end_offset", self._end_offsets)
         self._metrics.gauge("owner_epoch", self._owner_epochs)
@@ -282,6 +294,7 @@ class TabletServer:
                 self._admission,
                 self._metrics,
                 scanners=self._scanners,
+                staging=self._staging,
                 complaints=self._complaints,
                 lookup_max_keys=config.limits.lookup_max_keys,
                 actions={

@@ -1,13 +1,25 @@
 """The writer's boundary over Flight: see `recovery.access`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from locks import BucketKey, Coordinator, Table
-from merge_engine import PutResult, Schema
+from merge_engine import BatchTooLarge, PutResult, Schema
+from merge_engine.options import MEBIBYTE
 from recovery.access import Answers, Grant, Rows, Terms
 from recovery.guard import Writer
+from recovery.parts import PartCutter, PartSizes
+from server.outgoing import as_one_table
 from server.remote_table import RemoteTable, to_result
+
+# Up to so many rows and bytes go in one call per server.
+_SMALL_ROWS = 100_000
+_SMALL_BYTES = 16 * MEBIBYTE
 
 
 class Connection(Protocol):
@@ -59,7 +71,10 @@ class RemoteAccess:
         return self._table.bucket_keys()
 
     def create_partitions(self, rows: Rows) -> list[BucketKey]:
-        return self._table.create_partitions(rows.data, schema=rows.schema)
+        found: dict[BucketKey, None] = {}
+        for piece in rows.pieces(rows.schema or self.schema):
+            found.update(dict.fromkeys(self._table.create_partitions(piece, schema=rows.schema)))
+        return list(found)
 
     def fence(
         self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketKey]
@@ -111,7 +126,69 @@ class RemoteAccess:
 def put(
     table: RemoteTable, grant: Grant, rows: Rows, *, try_only: bool = False
 ) -> Answers[PutResult]:
-    """Put rows under a grant; for whoever has the table, such as a Spark task."""
+    """Put rows under a grant; for whoever has the table, such as a Spark task.
+
+    A few rows are one call per server: all its buckets try the merge before the first one writes.
+    More go in parts.
+    """
+    pieces = rows.pieces(rows.schema or table.schema)
+    first, is_all = _first_rows(pieces)
+    if not first:
+        return Answers({}, frozenset())
+    if is_all:
+        whole = replace(rows, data=pa.concat_tables(first))
+        try:
+            return _put_small(table, grant, whole, try_only=try_only)
+        except BatchTooLarge:  # The server takes less than we think that it does.
+            pieces = iter(())
+    sizes = PartSizes()
+    while True:
+        try:
+            return _put_large(table, grant, rows, chain(first, pieces), sizes, try_only=try_only)
+        except BatchTooLarge:
+            if sizes.rows == 1:
+                raise
+            # Nothing was written yet: parts are looked at when they arrive.
+            sizes, first = sizes.smaller(), []
+            pieces = rows.pieces(rows.schema or table.schema)
+
+
+def _first_rows(pieces: Iterator[pa.Table]) -> tuple[list[pa.Table], bool]:
+    """Return as much as one call takes, and whether that is all."""
+    first: list[pa.Table] = []
+    for piece in pieces:
+        first.append(piece)
+        if (
+            sum(one.num_rows for one in first) > _SMALL_ROWS
+            or sum(one.nbytes for one in first) > _SMALL_BYTES
+        ):
+            return first, False
+    return first, True
+
+
+def _put_large(
+    table: RemoteTable,
+    grant: Grant,
+    rows: Rows,
+    pieces: Iterable[pa.Table],
+    sizes: PartSizes,
+    *,
+    try_only: bool,
+) -> Answers[PutResult]:
+    schema = rows.schema or table.schema
+    cutter = PartCutter(schema, table.buckets, lambda to: table.find_fenced(to, grant), sizes)
+    large = table.large_put(grant, replace(rows, schema=schema), sizes.chunk_bytes)
+    with closing(large):
+        for piece in pieces:
+            large.add(cutter.add(as_one_table(piece)))
+        large.add(cutter.rest())
+        return large.run(try_only=try_only)
+
+
+def _put_small(
+    table: RemoteTable, grant: Grant, rows: Rows, *, try_only: bool
+) -> Answers[PutResult]:
+    assert not callable(rows.data)
     result = table.put(
         rows.data,
         columns=rows.columns,

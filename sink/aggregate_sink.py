@@ -304,7 +304,7 @@ class AggregateSink:
 
 
 def _rows_in(rows: Rows) -> int:
-    return len(rows.data)
+    return len(rows.data) if isinstance(rows.data, pa.Table) else 0
 
 
 def _bytes_in(rows: Rows) -> int:
