@@ -34,12 +34,15 @@ class Grant:
 
     `writer` is the lock's holder, `owner` whose columns are written: its own or, when a debt is
     paid, the debtor's. `token` is (epoch, batch) of the incarnation that first wrote the batch.
+    `promised`: the batch is, or is to be, promised, and will be rolled forward rather than undone:
+    so it is one put per bucket, of which there is all or nothing.
     """
 
     writer: Writer
     owner: str
     token: Token
     terms: Terms
+    promised: bool = False
 
 
 Pieces = Callable[[], Iterator[pa.Table]]

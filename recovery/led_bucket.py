@@ -156,33 +156,39 @@ class LedBucket:
         cannot be finished.
         """
         with self.bucket.exclusive():
-            self._check(put.writer, term, [column.id for column in update.columns])
-            applied = self.bucket.last_token(put.owner)
-            if applied is not None and applied.token == put.token:
-                return PutResult(
-                    base_offset=applied.base_offset, end_offset=applied.end_offset, repeated=True
-                )
-            begun = self._begin(put)
-            if part < begun.parts:
-                return None
-            if part > begun.parts:
-                raise _torn(put.token, put.owner, f"part {part} comes before part {begun.parts}")
-            self._guard.check_new(put.writer, put.token)
-            result = self.bucket.put_part(
-                update, owner=put.owner, token=put.token, part=part, more=more
-            )
-            begun.parts += 1
-            begun.rows += result.changed
-            self._begun[put.owner] = begun
-            hit("put.part_written")
-            if more:
-                return None
-            del self._begun[put.owner]
-            whole = self.bucket.last_token(put.owner)
-            assert whole is not None
+            result = self._put_part(put, term, update, part, more)
+        hit("put.part_written")  # Others may write here now.
+        return result
+
+    def _put_part(
+        self, put: Put, term: int, update: Update, part: int, more: bool
+    ) -> PutResult | None:
+        self._check(put.writer, term, [column.id for column in update.columns])
+        applied = self.bucket.last_token(put.owner)
+        if applied is not None and applied.token == put.token:
             return PutResult(
-                base_offset=whole.base_offset, end_offset=whole.end_offset, rows=begun.rows
+                base_offset=applied.base_offset, end_offset=applied.end_offset, repeated=True
             )
+        begun = self._begin(put)
+        if part < begun.parts:
+            return None
+        if part > begun.parts:
+            raise _torn(put.token, put.owner, f"part {part} comes before part {begun.parts}")
+        self._guard.check_new(put.writer, put.token)
+        result = self.bucket.put_part(
+            update, owner=put.owner, token=put.token, part=part, more=more
+        )
+        begun.parts += 1
+        begun.rows += result.changed
+        self._begun[put.owner] = begun
+        if more:
+            return None
+        del self._begun[put.owner]
+        whole = self.bucket.last_token(put.owner)
+        assert whole is not None
+        return PutResult(
+            base_offset=whole.base_offset, end_offset=whole.end_offset, rows=begun.rows
+        )
 
     def begun(self, owner: str, token: Token) -> str | None:
         """Return which attempt at this token has begun here and is not complete."""

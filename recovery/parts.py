@@ -33,13 +33,13 @@ class PartSizes:
     waiting_bytes: int = 64 * MEBIBYTE
     chunk_bytes: int = 16 * MEBIBYTE
 
-    def smaller(self) -> "PartSizes":
-        """Return an eighth of each, for a server that takes less."""
+    def within(self, put_max_rows: int, put_max_bytes: int) -> "PartSizes":
+        """Return sizes that a server with these limits takes; half of the bytes are for headers."""
         return PartSizes(
-            rows=max(self.rows // 8, 1),
-            bytes=max(self.bytes // 8, 1),
+            rows=max(min(self.rows, put_max_rows), 1),
+            bytes=max(min(self.bytes, put_max_bytes // 4), 1),
             waiting_bytes=self.waiting_bytes,
-            chunk_bytes=max(self.chunk_bytes // 8, 1),
+            chunk_bytes=max(min(self.chunk_bytes, put_max_bytes // 2), 1),
         )
 
 

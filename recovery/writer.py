@@ -414,6 +414,7 @@ class TableWriter:
             owner=debt.owner,
             token=Token(*prepared.token),
             terms=self._terms,
+            promised=True,
         )
         self._access.put(grant, rows)
         logger.info("rolled batch %d of %s forward", prepared.token.batch, debt.owner)
@@ -522,6 +523,7 @@ class TableWriter:
             owner=self._owner,
             token=Token(writer.epoch, batch),
             terms=dict(self._terms),
+            promised=self._redo is not None,
         )
 
     def _check_usable(self) -> None:

@@ -285,7 +285,13 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         columns = fields.integers("columns")
         terms = [bucket.fence(writer, columns, record) for bucket in led]
         self._staging.drop_before(table.table_id, writer)
-        return {"session": session, "terms": terms}
+        options = self._hosting.options
+        return {
+            "session": session,
+            "terms": terms,
+            "put_max_rows": options.put_max_rows,
+            "put_max_bytes": options.put_max_bytes,
+        }
 
     def _undo(self, body: pa.Buffer) -> dict[str, Any]:
         fields, led, numbers = self._requests.led(body, 4)

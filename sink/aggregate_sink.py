@@ -254,6 +254,7 @@ class AggregateSink:
             grant=grant,
             reader=session.reader,
             names=session.input.names(),
+            sizes=session.sizes,
             partitions=session.fenced_partitions(grant),
             quarantine=place,
             exclude=dict(batch.refused),
