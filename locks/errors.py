@@ -22,7 +22,7 @@ CoordinationError
 ├── Unavailable           no answer within the deadline; nothing was changed; try again
 ├── UnknownOutcome        the write may have happened; read the record before anything else
 ├── SessionLost           this connection's session is gone: connect again
-├── AccessDenied          ZooKeeper refuses these credentials
+├── AccessDenied          ZooKeeper refuses these credentials, or wants some
 ├── CorruptRecord         a znode that this release cannot read
 └── ServerNotStarted      the embedded ZooKeeper: no Java, no jars, no port
 """
@@ -136,7 +136,7 @@ class CorruptRecord(CoordinationError):
 
 
 class AccessDenied(CoordinationError):
-    """ZooKeeper does not let these credentials do this. Fix them, or the access list."""
+    """ZooKeeper does not let these credentials do this, or wants some. Give the cluster's."""
 
 
 class ServerNotStarted(CoordinationError):

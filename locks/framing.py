@@ -82,7 +82,9 @@ class Reader:
         """Take so many bytes."""
         end = self._at + size
         if end > len(self._data):
-            raise CorruptRecord(f"{self._what} that ends {end - len(self._data)} bytes early")
+            raise CorruptRecord(
+                f"{self._what} is damaged: it ends {end - len(self._data)} bytes early"
+            )
         taken, self._at = self._data[self._at : end], end
         return taken
 
@@ -99,7 +101,9 @@ class Reader:
         """Take a number of things that take at least a byte each."""
         count = self.integer()
         if count > len(self._data) - self._at:
-            raise CorruptRecord(f"{self._what} with {count} entries in {len(self.rest)} bytes")
+            raise CorruptRecord(
+                f"{self._what} is damaged: {count} entries in {len(self.rest)} bytes"
+            )
         return count
 
     def text(self) -> str:
@@ -107,7 +111,7 @@ class Reader:
         try:
             return self.take(self.integer()).decode()
         except UnicodeDecodeError as exc:
-            raise CorruptRecord(f"{self._what} with damaged text: {exc}") from exc
+            raise CorruptRecord(f"{self._what} is damaged: {exc}") from exc
 
     def array(self) -> Signed:
         """Take an array of numbers."""
@@ -123,13 +127,13 @@ class Reader:
         """Take a document, which goes to the end."""
         fields = json.loads(self.take(len(self.rest)))
         if not isinstance(fields, dict):
-            raise CorruptRecord(f"{self._what} that is no JSON object")
+            raise CorruptRecord(f"{self._what} is damaged: it is no JSON object")
         return fields
 
     def end(self) -> None:
         """Make sure that nothing is left."""
         if self.rest:
-            raise CorruptRecord(f"{self._what} with more in it than this release knows")
+            raise CorruptRecord(f"{self._what} has more in it than this release knows")
 
 
 def _checksum(body: bytes) -> bytes:

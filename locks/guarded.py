@@ -1,15 +1,19 @@
 """A child process that ends with the process that started it, however that ends."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from foundation import forks
 from locks import guardian
 from locks.errors import ServerNotStarted
 
 _STOP_DEADLINE_S = 15.0
+_BY_SIGNAL = 128
 
 
 class GuardedProcess:
@@ -17,6 +21,7 @@ class GuardedProcess:
 
     def __init__(self, command: Sequence[str], log_path: Path) -> None:
         """Start it; ServerNotStarted if there is no such command."""
+        self._process = os.getpid()
         self._guardian = subprocess.Popen(
             [sys.executable, "-S", "-E", guardian.__file__, str(log_path), *command],
             stdin=subprocess.PIPE,
@@ -34,8 +39,24 @@ class GuardedProcess:
         """Whether it is still running."""
         return self._guardian.poll() is None
 
+    @property
+    def killed_by(self) -> str | None:
+        """The name of the signal that ended it; None if none did, or if it is still running."""
+        code = self._guardian.poll()
+        if code is None or code <= _BY_SIGNAL:
+            return None
+        try:
+            return signal.Signals(code - _BY_SIGNAL).name
+        except ValueError:  # It chose a large number by itself.
+            return None
+
     def end(self, *, politely: bool, deadline_s: float = _STOP_DEADLINE_S) -> None:
-        """End it: by SIGTERM and, where that does not help in time or is not wanted, SIGKILL."""
+        """End it: by SIGTERM and, where that does not help in time or is not wanted, SIGKILL.
+
+        In a process that was forked from the starter it does nothing: it is not its to end.
+        """
+        if forks.is_inherited(self._process):
+            return
         assert self._guardian.stdin is not None
         assert self._guardian.stdout is not None
         if politely:

@@ -14,7 +14,7 @@ import threading
 
 
 def main() -> int:
-    """Run the command to its end and return its exit code."""
+    """Run the command to its end and return its exit code; as shells do, 128 more than a signal."""
     # A Ctrl-C is the starter's to handle. The command inherits this: a ZooKeeper that went at once
     # would leave the servers waiting for it when the starter stops them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -29,7 +29,8 @@ def main() -> int:
         child.kill()
 
     threading.Thread(target=obey, daemon=True).start()
-    return child.wait()
+    code = child.wait()
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

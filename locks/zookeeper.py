@@ -7,10 +7,12 @@ in order. And a lost session ends the store for good, rather than going on in an
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -35,8 +37,9 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
-from kazoo.security import make_digest_acl
+from kazoo.security import Permissions, make_digest_acl
 
+from foundation import forks
 from locks.deadlines import deadline_in, remaining
 from locks.errors import (
     AccessDenied,
@@ -50,6 +53,8 @@ from locks.watching import Watch
 
 logger = logging.getLogger(__name__)
 
+# Where servers and the command line look for user:password.
+CREDENTIALS_VARIABLE = "TALLYBOOK_ZOOKEEPER_CREDENTIALS"
 CLOCK_PATH = "/clock"
 READS_AT_ONCE = 500  # ZooKeeper has a limit of 1,000 requests under way, of all clients together.
 _LOST_ANSWER = (
@@ -60,6 +65,7 @@ _LOST_ANSWER = (
     SessionMovedError,
 )
 _LOST_SESSION = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
+_CHANGES = Permissions.WRITE | Permissions.CREATE | Permissions.DELETE | Permissions.ADMIN
 _CONSEQUENCES = (RolledBackError, RuntimeInconsistency)
 _CONDITIONS = (
     BadVersionError,
@@ -83,6 +89,7 @@ class ZooKeeperStore:
     ) -> None:
         """Connect within the deadline, or raise Unavailable."""
         self._hosts = hosts
+        self._process = os.getpid()
         self._deadline_s = deadline_s
         self._lost = threading.Event()
         self._ending = threading.Lock()
@@ -91,6 +98,7 @@ class ZooKeeperStore:
         servers, slash, chroot = hosts.partition("/")
         self._root = f"{slash}{chroot}".rstrip("/")
         self._session_timeout_s = session_timeout_s
+        self._has_credentials = credentials is not None
         self._client = _client(servers, session_timeout_s, credentials)
         self._observe_negotiation()
         self._client.add_listener(self._on_state)
@@ -105,23 +113,40 @@ class ZooKeeperStore:
             raise
 
     def read(self, path: str) -> Node | None:
-        return self._node(path, None)
+        [answer] = self._ask_many(self._client.get_async, [path])
+        return _node(answer)
 
     def read_many(self, paths: Sequence[str]) -> list[Node | None]:
-        nodes: list[Node | None] = []
-        for first in range(0, len(paths), READS_AT_ONCE):
-            some = paths[first : first + READS_AT_ONCE]
-            self._wait_until_connected(deadline_in(self._deadline_s))
-            sent = [self._client.get_async(self._root + path) for path in some]
-            nodes += map(self._node, some, sent)
-        return nodes
+        return list(map(_node, self._ask_many(self._client.get_async, paths)))
 
-    def _node(self, path: str, sent: Any) -> Node | None:
-        try:
-            data, stat = self._answer(lambda: self._client.get_async(self._root + path), sent)
-        except NoNodeError:
-            return None
-        return Node(data, stat.version, stat.mtime)
+    def world_writable(self, paths: Sequence[str]) -> list[str]:
+        """Return those nodes that anybody may change, delete from or put others below.
+
+        The empty path is the root: the chroot's node, or ZooKeeper's own. Missing nodes are passed
+        over. AccessDenied if one is closed to these credentials.
+        """
+        answers = self._ask_many(self._client.get_acls_async, paths)
+        return [
+            path
+            for path, answer in zip(paths, answers, strict=True)
+            if answer is not None and any(map(_lets_anybody_write, answer[0]))
+        ]
+
+    def _ask_many(self, request: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        """Return the answers to a request about each node, sent together; None: no such node."""
+        answers: list[Any] = []
+        for first in range(0, len(paths), READS_AT_ONCE):
+            self._wait_until_connected(deadline_in(self._deadline_s))
+            asked = [
+                partial(request, self._root + path or "/")
+                for path in paths[first : first + READS_AT_ONCE]
+            ]
+            for again, sent in [(ask, ask()) for ask in asked]:
+                try:
+                    answers.append(self._answer(again, sent))
+                except NoNodeError:
+                    answers.append(None)
+        return answers
 
     def children(self, path: str) -> list[str]:
         try:
@@ -189,6 +214,8 @@ class ZooKeeperStore:
         return self._lost.is_set()
 
     def close(self) -> None:
+        if forks.is_inherited(self._process):
+            return
         self._lost.set()
         with self._ending:
             try:
@@ -233,9 +260,11 @@ class ZooKeeperStore:
             self._lost.set()
             raise self._session_lost() from exc
         except NoAuthError as exc:
+            given = "with these credentials" if self._has_credentials else "without credentials"
             raise AccessDenied(
-                f"ZooKeeper at {self._hosts} refuses access below {self._root or '/'} with these "
-                "credentials"
+                f"ZooKeeper at {self._hosts} refuses access below {self._root or '/'} {given}; "
+                "give the user and the password of the cluster: a client as `credentials`, a "
+                f"server and the command line in {CREDENTIALS_VARIABLE}"
             ) from exc
         except KazooException as exc:
             raise CoordinationError(f"ZooKeeper at {self._hosts}: {exc!r}") from exc
@@ -252,6 +281,8 @@ class ZooKeeperStore:
             threading.Thread(target=self.close, name="zookeeper-close", daemon=True).start()
 
     def _check_alive(self) -> None:
+        if forks.is_inherited(self._process):
+            raise forks.after_fork(f"its connection with ZooKeeper at {self._hosts}")
         if self._lost.is_set():
             raise self._session_lost()
 
@@ -277,6 +308,18 @@ def _client(
     return KazooClient(
         hosts=hosts, timeout=session_timeout_s, connection_retry=retry, logger=_quiet(), **security
     )
+
+
+def _node(answer: Any) -> Node | None:
+    if answer is None:
+        return None
+    data, stat = answer
+    return Node(data, stat.version, stat.mtime)
+
+
+def _lets_anybody_write(entry: Any) -> bool:
+    """Whether this entry of an access list is for everybody, and for more than reading."""
+    return entry.id.scheme == "world" and bool(entry.perms & _CHANGES)
 
 
 def _quiet() -> logging.Logger:

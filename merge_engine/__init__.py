@@ -1,5 +1,6 @@
 """What a table is: schema, aggregate functions, merge, log, bucket. No network, no Spark."""
 
+from foundation.errors import TallybookError
 from merge_engine.aggregates import AggFunction, AggregateFunction
 from merge_engine.bucket import Bucket, PutResult
 from merge_engine.catalog import BucketId
@@ -25,7 +26,6 @@ from merge_engine.errors import (
     SchemaError,
     StorageFull,
     StorageUnavailable,
-    TallybookError,
     UnknownColumn,
     UnknownFormat,
     UnknownOutcome,

@@ -6,7 +6,7 @@ returned), merge, create the segment, apply to the view. It is committed when th
 all before leaves no trace, and all after is repeated from the log when the bucket is opened again.
 """
 
-import threading
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from rocksdict import Cache
 
+from foundation import forks
 from merge_engine.batch import read_batch, read_keys
 from merge_engine.errors import (
     Closed,
@@ -27,10 +28,12 @@ from merge_engine.errors import (
     UnknownSchema,
 )
 from merge_engine.failpoints import hit
+from merge_engine.fair_lock import FairLock
 from merge_engine.fold import Update, fold
 from merge_engine.log import Log, wall_clock_ms
 from merge_engine.merge import Merged, merge
 from merge_engine.options import BucketOptions
+from merge_engine.overlay import Overlay
 from merge_engine.pinned import PinnedRows
 from merge_engine.rows_at import cut_segments, finished_rows
 from merge_engine.schema import Column
@@ -38,36 +41,43 @@ from merge_engine.segment import AggMode, Segment, SegmentHeader, SegmentKind, T
 from merge_engine.storage import ObjectStorage
 from merge_engine.stored import SchemaHistory, StoredRows, finished
 from merge_engine.tokens import check_writer
-from merge_engine.undo import undo_updates
-from merge_engine.view import AppliedToken, View
+from merge_engine.undo import undo_updates, undone_already
+from merge_engine.view import LIBRARY, AppliedParts, AppliedToken, View
 
 
 @dataclass(frozen=True, kw_only=True)
 class PutResult:
     """What a put or undo did: log offsets [base, end), one per changed key.
 
-    `repeated`: this token had been applied before; the offsets are those of that time.
+    `repeated`: this token had been applied before; the offsets are those of that time. `rows`: how
+    many of the offsets are its own, if others wrote in between.
     """
 
     base_offset: int
     end_offset: int
     repeated: bool = False
+    rows: int | None = None
 
     @property
     def changed(self) -> int:
-        """How many keys changed."""
-        return self.end_offset - self.base_offset
+        """How many keys changed; one that several parts of a put have changed counts for each."""
+        return self.end_offset - self.base_offset if self.rows is None else self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A merge that was tried and fits: the keys that change, and how."""
+    """A merge that was tried and fits: the keys that change, and how.
+
+    `part` and `more`: of a put of several segments, see `SegmentHeader`.
+    """
 
     update: Update
     owner: str
     token: Token | None
     row_keys: list[bytes]
     merged: Merged
+    part: int = 0
+    more: bool = False
 
 
 class StoredAt(NamedTuple):
@@ -109,8 +119,9 @@ class Bucket:
         self._options = options or BucketOptions()
         self._history = history
         self._read_schemas = read_schemas
-        self._lock = threading.RLock()
+        self._lock = FairLock()
         self._closed = False
+        self._process = os.getpid()
         cache = cache or self._options.to_cache()
         self._view = View(view_path, identity, self._options, cache)
         try:
@@ -221,13 +232,45 @@ class Bucket:
         hit("put.planned")
         return plan if isinstance(plan, PutResult) else self._write(plan, SegmentKind.WRITE)
 
-    def undo(self, debtor: str, columns: Sequence[str], from_offset: int) -> PutResult:
+    def put_part(
+        self, update: Update, *, owner: str, token: Token, part: int, more: bool
+    ) -> PutResult:
+        """Write one part of a put of several segments; the token is applied with the last one.
+
+        Parts come in order, each once: who may write them, and what becomes of a put that is not
+        finished, is for the caller to see to. Call it within `exclusive`.
+        """
+        plan = self.plan(update, owner=owner, token=token)
+        assert isinstance(plan, Plan), "the token was applied before"
+        return self.commit(replace(plan, part=part, more=more))
+
+    def try_part(self, update: Update, overlay: Overlay) -> None:
+        """Merge on top of what the overlay has, into the overlay; errors are those of `put`.
+
+        So the parts of a put are tried one behind the other, and nothing is written.
+        """
+        with self.exclusive():
+            self._catch_up()
+            row_keys, merged = self._plan(update, overlay)
+            values = self._history.encode(merged.after)
+        overlay.set(row_keys, values)
+
+    def undo(
+        self,
+        debtor: str,
+        columns: Sequence[str],
+        from_offset: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> PutResult:
         """Bring the debtor's changes of these columns since `from_offset` back, for good.
 
         Other owners' columns, rows and deletes stand. Doing it twice changes nothing more. Where
-        the log was cleaned beyond `from_offset`, it begins at the log's start.
+        the log was cleaned beyond `from_offset`, it begins at the log's start. A long range is
+        undone in several steps, and others write in between: `check` is called before each of them,
+        and before anything is written.
         """
         with self.exclusive():
+            check()
             self._catch_up()
             if not 0 <= from_offset <= self._log.end:
                 raise OffsetOutOfRange(
@@ -235,39 +278,54 @@ class Bucket:
                     "these offsets belong to another table or bucket"
                 )
             base, chosen = self._log.end, self._history.current.values(columns)
-            while True:
-                start = max(from_offset, self._log.start)
-                try:
-                    self._undo(debtor, chosen, from_offset, start, base)
-                    break
-                except OffsetOutOfRange:
-                    # A former leader that does not know of us yet may be cleaning. What it cleans
-                    # is stable, and what was undone here already stays so.
-                    if self._log.start <= start:
-                        raise
-            end = self._log.end
-            if end == base:
+        rows = 0
+        while True:
+            start = max(from_offset, self._log.start)
+            try:
+                for back_to, update in self._to_undo(debtor, chosen, start, base):
+                    rows += self._undo_step(debtor, update, back_to, check)
+                break
+            except OffsetOutOfRange:
+                # A former leader that does not know of us yet may be cleaning. What it cleans
+                # is stable, and what was undone here already stays so.
+                if self._log.start <= start:
+                    raise
+            except UnknownColumn:  # Dropped between two steps, and its values with it.
+                chosen = tuple(c for c in chosen if c.id in self._history.position)
+        with self.exclusive():
+            check()
+            self._catch_up()
+            if not rows:
                 self._log.confirm()
-                self._mark_undone(debtor, start, from_offset)
-            return PutResult(base_offset=base, end_offset=end)
+            self._mark_undone(debtor, start, from_offset)
+            return PutResult(base_offset=base, end_offset=self._log.end, rows=rows)
 
-    def _undo(
-        self, debtor: str, columns: Sequence[Column], from_offset: int, start: int, stop: int
-    ) -> None:
-        """Write the undo of what the offsets [start, stop) still have of [from_offset, stop)."""
-        updates = undo_updates(
-            lambda: self._log.segments(start, stop),
-            debtor,
+    def _to_undo(
+        self, debtor: str, columns: Sequence[Column], start: int, stop: int
+    ) -> Iterator[tuple[int, Update]]:
+        """Yield what takes the debtor's changes at the offsets [start, stop) back, step by step."""
+        headers = [one for one in self._log.headers(start, stop) if one.owner == debtor]
+        done = undone_already(headers, columns, start)
+        bases = [one.base_offset for one in headers if one.base_offset not in done]
+        return undo_updates(
+            self._log.backwards(bases),
             columns,
             self._history.current,
             max_bytes=self._options.undo_max_bytes,
         )
-        for update in updates:
+
+    def _undo_step(
+        self, debtor: str, update: Update, back_to: int, check: Callable[[], None]
+    ) -> int:
+        """Write one step of an undo, to this offset; return how many keys it changed."""
+        with self.exclusive():
+            check()
+            self._catch_up()
             self._view.make_room()
             row_keys, merged = self._plan(update)
             plan = Plan(update=update, owner=debtor, token=None, row_keys=row_keys, merged=merged)
             hit("undo.planned")
-            self._write(plan, SegmentKind.UNDO, undo_from=from_offset)
+            return self._write(plan, SegmentKind.UNDO, undo_from=back_to).changed
 
     def _mark_undone(self, debtor: str, start: int, from_offset: int) -> None:
         """Log an undo that had nothing to change, if there are changes that cancelled each other.
@@ -275,10 +333,11 @@ class Bucket:
         Else readers of the log would take those for committed ones. Once is enough.
         """
         of_debtor = [h for h in self._log.headers(start, self._log.end) if h.owner == debtor]
-        if not of_debtor:
+        first = next((h.base_offset for h in of_debtor if h.undo_from is None), None)
+        if first is None:
             return
         last = of_debtor[-1]
-        if last.undo_from is not None and last.undo_from <= from_offset:
+        if last.undo_from is not None and last.undo_from <= max(first, from_offset):
             return
         header = SegmentHeader(
             kind=SegmentKind.UNDO,
@@ -384,6 +443,12 @@ class Bucket:
             self._catch_up()
             return self._view.token(owner)
 
+    def parts_applied(self, owner: str) -> AppliedParts | None:
+        """Return how far the owner's last put of several parts has got here."""
+        with self.exclusive():
+            self._catch_up()
+            return self._view.parts(owner)
+
     def clean(self, before: int, *, older_than_ms: int | None = None) -> int:
         """Drop the log below `before`, as far as the view on disk has it; return the new start.
 
@@ -412,24 +477,33 @@ class Bucket:
         self._view.checkpoint(directory)
 
     def close(self) -> None:
-        """Write the view and let go of the bucket. Closing twice is fine."""
+        """Write the view and let go of the bucket. Closing twice is fine.
+
+        In a forked child it does nothing: the bucket is the parent's.
+        """
+        if forks.is_inherited(self._process):
+            return
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._view.close()
 
     def _check_open(self) -> None:
+        forks.use(LIBRARY)
         if self._closed:
             raise Closed("the bucket is closed; open it again")
         self._log.check_leading()
 
-    def _plan(self, update: Update) -> tuple[list[bytes], Merged]:
+    def _plan(self, update: Update, overlay: Overlay | None = None) -> tuple[list[bytes], Merged]:
         row_keys = self._history.row_keys(update.encoded_keys)
-        stored = self._history.decode(self._view.get(row_keys))
+        values = self._view.get(row_keys)
+        if overlay is not None:
+            values = overlay.over(row_keys, values)
+        stored = self._history.decode(values)
         for column in update.columns:
             if column.id >= self._history.current.next_column_id:
                 self._learn(self._history.current.version + 1)
-                return self._plan(update)
+                return self._plan(update, overlay)
             if column.id not in self._history.position:
                 raise UnknownColumn(
                     f"column '{column.name}' was dropped meanwhile; nothing was written"
@@ -460,11 +534,23 @@ class Bucket:
     def _apply(self, header: SegmentHeader, row_keys: list[bytes], values: list[bytes]) -> None:
         # The token first: it must be in the write to RocksDB that has the offset, and so the rows.
         if header.token is not None:
-            end_offset = header.base_offset + header.rows
-            applied = AppliedToken(header.token, header.base_offset, end_offset)
-            self._view.remember(header.owner, applied)
+            self._remember(header, header.token)
         version = self._history.current.version if row_keys else 0
         self._view.apply(row_keys, values, header.end_offset, version)
+
+    def _remember(self, header: SegmentHeader, token: Token) -> None:
+        """Remember that a token was applied, or how far a put of several parts has got."""
+        base_offset = header.base_offset
+        if header.part:
+            begun = self._view.parts(header.owner)
+            if begun is not None and begun.token == token:
+                base_offset = begun.base_offset
+        if header.more:
+            parts = AppliedParts(token, base_offset, header.part + 1)
+            self._view.remember_parts(header.owner, parts)
+        else:
+            applied = AppliedToken(token, base_offset, header.base_offset + header.rows)
+            self._view.remember(header.owner, applied)
 
     def _to_segment(self, plan: Plan, kind: SegmentKind, undo_from: int | None) -> Segment:
         update, changed = plan.update, pa.array(plan.merged.changed)
@@ -481,6 +567,8 @@ class Bucket:
             column_ids=tuple(column.id for column in update.columns),
             agg_mode=update.mode,
             undo_from=undo_from,
+            part=plan.part,
+            more=plan.more,
         )
         if not plan.row_keys:
             return Segment(replace(header, column_ids=()), {}, {})

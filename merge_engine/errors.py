@@ -1,6 +1,6 @@
 """What can go wrong, split by what the caller should do.
 
-TallybookError
+TallybookError              (foundation)
 ├── InvalidInput            fix the input; nothing was changed
 │   ├── SchemaError         a schema, a column definition or an option is wrong
 │   ├── UnknownColumn       a column that the table does not have
@@ -29,9 +29,7 @@ TallybookError
 └── UnknownOutcome          the write may or may not have happened; ask again and see
 """
 
-
-class TallybookError(Exception):
-    """Base of everything that Tallybook raises on purpose."""
+from foundation.errors import TallybookError
 
 
 class InvalidInput(TallybookError):
@@ -105,7 +103,7 @@ class Deposed(TallybookError):
 
 
 class InUse(TallybookError):
-    """Another process has this bucket open. Wait for it, or stop it."""
+    """Another process has this bucket, or directory of views, open. Wait for it, or stop it."""
 
 
 class Corrupt(TallybookError):

@@ -25,12 +25,18 @@ def hit(name: str) -> None:
 
 @contextmanager
 def arm(name: str, action: Callable[[], None]) -> Iterator[None]:
-    """Run `action` at every visit of the failpoint, for the duration of the block."""
+    """Run `action` at every visit of the failpoint, for the duration of the block.
+
+    In the place of what was armed there before.
+    """
+    before = _armed.get(name)
     _armed[name] = action
     try:
         yield
     finally:
         del _armed[name]
+        if before is not None:
+            _armed[name] = before
 
 
 def kill_on_visit(visit: int = 1, how: signal.Signals = signal.SIGKILL) -> Callable[[], None]:

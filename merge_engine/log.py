@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from foundation.errors import TallybookError
 from merge_engine.errors import (
     CorruptSegment,
     Deposed,
     LogGap,
     OffsetOutOfRange,
     StorageUnavailable,
-    TallybookError,
     UnknownFormat,
     UnknownOutcome,
 )
@@ -62,7 +62,8 @@ class Log:
         self._bases: list[int] = []
         # By base offset, of every segment that was written or read here: a segment never changes.
         self._headers: dict[int, SegmentHeader] = {}
-        self._in_doubt = False
+        # The nonce of a create whose outcome is not known.
+        self._in_doubt: str | None = None
         self.start = 0
         self.end = 0
         self.term: int | None = None
@@ -121,7 +122,7 @@ class Log:
             self._storage.create(segment_name(self.end), data)
         except (AlreadyExists, UnknownOutcome) as exc:
             # Taken: by our own request that was sent twice underneath us, or by a new leader.
-            self._in_doubt = True
+            self._in_doubt = header.nonce
             if not self._settle_now(exc):
                 raise StorageUnavailable(
                     f"offset {header.base_offset}: nothing was written; try again ({exc})"
@@ -135,20 +136,22 @@ class Log:
         """End the doubt about a create of unknown outcome; True if its segment is there after all.
 
         Reading is not enough, for the create may still happen: this occupies the offset with an
-        empty segment, and learns by that which of the two is there.
+        empty segment, and learns by that which of the two is there. Deposed if it is neither:
+        another leader's, or that of a process which was forked from this one and writes as it.
         """
         term = self.check_leading()
-        if not self._in_doubt:
+        if self._in_doubt is None:
             return False
         header = self._header(SegmentKind.EMPTY, term)
         try:
             self._storage.create(segment_name(self.end), encode_segment(Segment(header, {}, {})))
         except AlreadyExists:
             header = self._read(self.end).header
-            if header.term != term:
+            ours = header.kind is SegmentKind.EMPTY or header.nonce == self._in_doubt
+            if header.term != term or not ours:
                 self.deposed = True
                 self.check_leading()
-        self._in_doubt = False
+        self._in_doubt = None
         self._advance(header)
         return header.kind is not SegmentKind.EMPTY
 
@@ -178,6 +181,11 @@ class Log:
             if segment.header.end_offset > start:
                 yield segment
             expected = segment.header.end_offset
+
+    def backwards(self, bases: Sequence[int]) -> Iterator[Segment]:
+        """Yield the segments with these base offsets, which ascend, the last one first."""
+        for base in reversed(bases):
+            yield self._read(base)
 
     def headers(self, start: int, stop: int | None = None) -> Iterator[SegmentHeader]:
         """Yield the headers of the segments that hold the offsets [start, stop), without a gap.

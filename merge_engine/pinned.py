@@ -94,6 +94,10 @@ class PinnedRows:
                 self._owned.close()
                 self._owned = None
 
+    def inherited(self) -> list[object]:
+        """Return what must not be destroyed in a forked child."""
+        return [self._iterator, self._items, self._owned]
+
     def _stands_behind(self, key: bytes | None) -> bool:
         return self._items is not None and self._items_at == key
 

@@ -9,90 +9,21 @@ was inserted since has no touched bit left, so it is no row.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from merge_engine.aggregates.arrays import choose
-from merge_engine.errors import CorruptView, Retryable
+from merge_engine.errors import CorruptView
 from merge_engine.grouping import group_by_key
-from merge_engine.options import MEBIBYTE
+from merge_engine.masks import Mask
 from merge_engine.pinned import PinnedRows
 from merge_engine.ragged import Flags
 from merge_engine.rows import RowCodec, versions
 from merge_engine.schema import Column
 from merge_engine.segment import Segment
 from merge_engine.stored import SchemaHistory, StoredRows, finished, state_type
-from merge_engine.undo import FirstImages
-
-MASK_MAX_BYTES = 256 * MEBIBYTE
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Old states by key, in key order: per value column whether there is one, and which."""
-
-    keys: pa.BinaryArray
-    has: Flags
-    touched: Flags
-    states: Sequence[pa.Array]
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def between(self, after: bytes | None, to: bytes | None) -> "Mask":
-        """Return what is about the keys behind `after`, up to and including `to`; None: no end."""
-        start = 0 if after is None else self._behind(after)
-        stop = len(self) if to is None else self._behind(to)
-        return Mask(
-            self.keys.slice(start, stop - start),
-            self.has[start:stop],
-            self.touched[start:stop],
-            [state.slice(start, stop - start) for state in self.states],
-        )
-
-    def _behind(self, key: bytes) -> int:
-        return bisect_right(range(len(self)), key, key=lambda at: self.keys[at].as_py())
-
-
-def load_mask(
-    segments: Iterable[Segment],
-    history: SchemaHistory,
-    *,
-    start: int,
-    stop: int,
-    max_bytes: int = MASK_MAX_BYTES,
-) -> Mask | None:
-    """Return the mask of the changes in [start, stop), which are these; None if there are none.
-
-    Columns that the schema does not have any more are left out. Retryable: it would be too large.
-    """
-    schema = history.current
-    images = FirstImages(schema.value_columns, schema)
-    reduce_at = max_bytes
-    for segment in segments:
-        history.check_knows(segment.header.schema_version)
-        images.add(segment)
-        if images.nbytes > reduce_at:
-            images.reduce()
-            _check_size(images, start, stop, max_bytes)
-            # Not with every segment from now on: only when there is as much again.
-            reduce_at = max(max_bytes, 2 * images.nbytes)
-    update = images.to_update()
-    _check_size(images, start, stop, max_bytes)
-    if update is None:
-        return None
-    return Mask(update.encoded_keys, update.applies, update.touches, update.states)
-
-
-def _check_size(images: FirstImages, start: int, stop: int, max_bytes: int) -> None:
-    if images.nbytes > max_bytes:
-        raise Retryable(
-            f"{stop - start:,} changes, at the log offsets [{start}, {stop}), are not committed "
-            f"for certain, and to leave them out takes more than {max_bytes:,} bytes of memory; "
-            'scan again when they are committed, or with isolation="latest"'
-        )
+from merge_engine.undo import Images
 
 
 def cut_segments(segments: Iterable[Segment], start: int, stop: int) -> Iterator[Segment]:
@@ -140,46 +71,76 @@ def _rows(
     after: bytes | None,
     batch_rows: int,
 ) -> Iterator[tuple[pa.BinaryArray, StoredRows]]:
+    masked = None if mask is None else _Masked(mask, decoder, batch_rows)
     for keys, values in pinned.batches(after, batch_rows):
         rows = decoder.decode(values)
-        if mask is None:
+        if masked is None:
             yield keys, rows
-            continue
-        last = keys[-1].as_py()
-        yield _masked(keys, rows, mask.between(after, last), decoder)
-        after = last
-    if mask is not None:
-        rest = mask.between(after, None)
-        yield rest.keys, StoredRows(rest.touched, rest.states)
+        else:
+            last = keys[-1].as_py()
+            yield from masked.up_to(last, keys, rows, after)
+            after = last
+    if masked is not None:
+        nothing = pa.array([], pa.binary())
+        yield from masked.up_to(None, nothing, decoder.decode(nothing), after)
 
 
-def _masked(
-    keys: pa.BinaryArray, rows: StoredRows, mask: Mask, decoder: "_Decoder"
-) -> tuple[pa.BinaryArray, StoredRows]:
-    """Put the mask's states in the place of those stored, and the rows that are only there."""
-    if not len(mask):
-        return keys, rows
-    # One group per key: its stored row, if there is one, comes before its masked one.
-    every = pa.concat_arrays([keys, mask.keys])
-    groups = group_by_key(every)
-    first = groups.first_rows
-    last = groups.order[np.append(groups.starts[1:], len(every)) - 1]
-    is_stored, is_masked = first < len(keys), last >= len(keys)
-    stored_at, mask_at = np.where(is_stored, first, 0), np.where(is_masked, last - len(keys), 0)
-    applies = mask.has[mask_at] & is_masked[:, None]
-    stored_touched = rows.touched[stored_at] & is_stored[:, None]
-    touched = np.where(applies, mask.touched[mask_at], stored_touched)
-    from_stored = pa.array(stored_at, mask=~is_stored)
-    from_mask = pa.array(mask_at, mask=~is_masked)
-    chosen = [
-        choose(
-            applies[:, position],
-            rows.states[position].take(from_stored),
-            mask.states[position].take(from_mask),
-        )
-        for position in decoder.positions
-    ]
-    return every.take(pa.array(first)), StoredRows(touched, decoder.spread(chosen, len(first)))
+class _Masked:
+    """Rows under a mask, which may have far more of a range of keys than the rows do."""
+
+    def __init__(self, mask: Mask, decoder: "_Decoder", batch_rows: int) -> None:
+        self._mask = mask
+        self._decoder = decoder
+        self._batch_rows = batch_rows
+
+    def up_to(
+        self, to: bytes | None, keys: pa.BinaryArray, rows: StoredRows, after: bytes | None
+    ) -> Iterator[tuple[pa.BinaryArray, StoredRows]]:
+        """Yield all rows with keys in (after, to], of which these are the stored ones."""
+        begin = 0
+        for cut in self._mask.ranges(after, to, self._batch_rows):
+            end = len(keys)
+            if cut is not None and cut != to:
+                end = bisect_right(range(len(keys)), cut, key=lambda at: keys[at].as_py())
+            some = StoredRows(
+                rows.touched[begin:end], [state.slice(begin, end - begin) for state in rows.states]
+            )
+            yield self._merged(keys.slice(begin, end - begin), some, self._mask.between(after, cut))
+            after, begin = cut, end
+
+    def _merged(
+        self, keys: pa.BinaryArray, rows: StoredRows, images: Images
+    ) -> tuple[pa.BinaryArray, StoredRows]:
+        """Put the images in the place of the stored states, and the rows that are only there."""
+        if not len(images):
+            return keys, rows
+        # One group per key: its stored row, if there is one, comes before its masked one.
+        every = pa.concat_arrays([keys, images.keys[0]])
+        groups = group_by_key(every)
+        first = groups.first_rows
+        last = groups.order[np.append(groups.starts[1:], len(every)) - 1]
+        is_stored, is_masked = first < len(keys), last >= len(keys)
+        stored_at = np.where(is_stored, first, 0)
+        masked_at = np.where(is_masked, last - len(keys), 0)
+        applies = images.has[masked_at] & is_masked[:, None]
+        touched = images.touched[masked_at]
+        if len(keys):
+            stored_touched = rows.touched[stored_at] & is_stored[:, None]
+            touched = np.where(applies, touched, stored_touched)
+        else:
+            touched = touched & applies
+        from_stored = pa.array(stored_at, mask=~is_stored)
+        from_mask = pa.array(masked_at, mask=~is_masked)
+        chosen = [
+            choose(
+                applies[:, position],
+                rows.states[position].take(from_stored),
+                images.states[position].take(from_mask),
+            )
+            for position in self._decoder.positions
+        ]
+        states = self._decoder.spread(chosen, len(first))
+        return every.take(pa.array(first)), StoredRows(touched, states)
 
 
 class _Decoder:

@@ -12,6 +12,9 @@ by column id: `key.<id>`, then `operation` (0 upsert, 1 delete) and, per written
 `touched_before.<id>`, `before.<id>`, `touched_after.<id>`, `after.<id>` (states). One offset per
 row; a segment without rows takes one offset: `leader`, `empty`, and a write that changed nothing
 but has a token to remember.
+
+Format 2 has `part` and `more` in the header, for puts of several segments; format 1 is read as puts
+of one.
 """
 
 import json
@@ -28,7 +31,8 @@ import xxhash
 
 from merge_engine.errors import CorruptSegment, UnknownFormat
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
 MAGIC = b"TALLYSEG"
 SUFFIX = ".seg"
 _HEADER_KEY = b"tallybook"
@@ -71,7 +75,8 @@ class SegmentHeader:
     """What is known of a commit besides its rows.
 
     `owner` is whose columns changed: the writer's own, or the debtor's in an undo. `undo_from` is
-    the offset that an undo goes back to.
+    the offset that an undo goes back to. A large put is several segments, the parts 0, 1, ... of
+    one token; all but the last say that there is `more` to come, and the token is applied with it.
     """
 
     kind: SegmentKind
@@ -86,6 +91,8 @@ class SegmentHeader:
     column_ids: tuple[int, ...] = ()
     agg_mode: AggMode | None = None
     undo_from: int | None = None
+    part: int = 0
+    more: bool = False
 
     @property
     def end_offset(self) -> int:
@@ -174,7 +181,7 @@ def check_trailer(name: str, data: bytes) -> None:
         raise CorruptSegment(f"{where}: truncated, or not a segment; restore it from a copy")
     if xxhash.xxh3_64_intdigest(memoryview(data)[:-8]) != checksum:
         raise CorruptSegment(f"{where}: checksum mismatch; restore it from a copy of the log")
-    if version != FORMAT_VERSION:
+    if version not in READABLE_VERSIONS:
         raise UnknownFormat(
             f"{where}: format version {version}, this release reads {FORMAT_VERSION}; upgrade"
         )

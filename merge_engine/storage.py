@@ -7,6 +7,7 @@ GCS, Azure; its in-memory store in tests). One contract suite runs against all o
 
 import errno
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -24,19 +25,21 @@ from obstore.exceptions import (
 )
 from obstore.store import ObjectStore, from_url
 
+from foundation.errors import TallybookError
 from merge_engine.errors import (
     InvalidInput,
     StorageFull,
     StorageUnavailable,
-    TallybookError,
     UnknownOutcome,
 )
 from merge_engine.failpoints import hit
+from merge_engine.store_variables import looked_at
 
 TEMPORARY_PREFIX = ".creating-"
 STALE_TEMPORARY_SECONDS = 3600
 # obstore has Python's own error for what is not found, and its own in other places.
 _REFUSED = (NotFoundError, FileNotFoundError, PermissionDeniedError, UnauthenticatedError)
+_DURATION = re.compile(r" in [\d.]+(ns|µs|ms|s)\b")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -225,7 +228,11 @@ def open_storage(location: str | Path, **settings: Any) -> ObjectStorage:
     try:
         return RemoteStorage(from_url(str(location), **settings))
     except Exception as exc:
-        raise InvalidInput(f"cannot use {location!r} as a log: {_first_line(exc)}") from exc
+        variables = looked_at(str(location))
+        raise InvalidInput(
+            f"cannot use {location!r} as a log: {_first_line(exc)}"
+            + (f"; {variables}" if variables else "")
+        ) from exc
 
 
 def local_directory(location: str | Path) -> Path | None:
@@ -278,5 +285,9 @@ def _no_room(path: Path) -> str:
 
 
 def _first_line(exc: Exception) -> str:
-    """obstore appends whole debug dumps; the first line says what happened."""
-    return str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+    """obstore appends whole debug dumps; the first line says what happened.
+
+    And how long it took, which is left out: an error that comes again is to read the same.
+    """
+    lines = str(exc).strip().splitlines()
+    return _DURATION.sub("", lines[0]) if lines else type(exc).__name__

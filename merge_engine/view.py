@@ -9,7 +9,8 @@ Keys in RocksDB:
 
     b"m" + name     meta: `format`, `identity`, `applied` (u64), `schema` (u64: the newest schema
                     version of all rows, or a later one), `token:<owner>` (4 x u64: epoch, batch,
-                    base offset, end offset)
+                    base offset, end offset), `parts:<owner>` (4 x u64: epoch, batch, base offset,
+                    how many parts): of a large put that is not complete
     b"r" + key      a row: the encoded key, and the value as `rows.py` lays it out
 """
 
@@ -26,6 +27,7 @@ from weakref import WeakSet
 
 from rocksdict import AccessType, Cache, Checkpoint, DbClosedError, Options, Rdict, WriteBatch
 
+from foundation import forks
 from merge_engine.errors import (
     Closed,
     CorruptView,
@@ -45,12 +47,14 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 ROW_PREFIX = b"r"
+LIBRARY = "RocksDB"
 _DELETED = b""
 _APPLIED = b"mapplied"
 _FORMAT = b"mformat"
 _SCHEMA = b"mschema"
 _IDENTITY = b"midentity"
 _TOKEN_PREFIX = b"mtoken:"
+_PARTS_PREFIX = b"mparts:"
 _OFFSET = struct.Struct("<Q")
 _TOKEN = struct.Struct("<4Q")
 # Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
@@ -77,6 +81,14 @@ class AppliedToken(NamedTuple):
     end_offset: int
 
 
+class AppliedParts(NamedTuple):
+    """How many parts of an owner's last large put were applied, and where the first begins."""
+
+    token: Token
+    base_offset: int
+    parts: int
+
+
 class View:
     """The rows of a bucket as of `applied`.
 
@@ -89,7 +101,8 @@ class View:
         self._write_options = write_options()
         self._needs_flush = False
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _translated(path):
+        forks.use(LIBRARY)
+        with translated(path):
             self._database = Rdict(str(path), options.to_options(cache))
         try:
             self._check_identity(identity)
@@ -100,6 +113,7 @@ class View:
             raise
         self._written = self.applied
         self._tokens: dict[str, AppliedToken] = {}
+        self._parts: dict[str, AppliedParts] = {}
         # The rows since the last write to RocksDB, and those before it: the older half is only
         # there to be read again soon.
         self._recent: dict[bytes, bytes] = {}
@@ -111,6 +125,11 @@ class View:
         # Held for each step of a checkpoint: RocksDB must not be closed below it.
         self._closing = threading.Lock()
         self._closed = False
+        forks.hold(self)
+
+    def inherited(self) -> list[object]:
+        """Return what must not be destroyed in a forked child: it would wait for ever."""
+        return [self._database, *(handle for rows in self._pinned for handle in rows.inherited())]
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the rows of these keys (with their prefix); None where there is none."""
@@ -143,6 +162,20 @@ class View:
     def remember(self, owner: str, applied: AppliedToken) -> None:
         """Set the owner's last token; it reaches RocksDB with the next write."""
         self._tokens[owner] = applied
+
+    def parts(self, owner: str) -> AppliedParts | None:
+        """Return how far the owner's last large put has got; also of one that is complete."""
+        if owner in self._parts:
+            return self._parts[owner]
+        stored = self._meta(_PARTS_PREFIX + owner.encode())
+        if stored is None:
+            return None
+        epoch, batch, base_offset, parts = _TOKEN.unpack(stored)
+        return AppliedParts(Token(epoch, batch), base_offset, parts)
+
+    def remember_parts(self, owner: str, parts: AppliedParts) -> None:
+        """Set how far the owner's large put has got; it reaches RocksDB with the next write."""
+        self._parts[owner] = parts
 
     def apply(
         self,
@@ -183,7 +216,7 @@ class View:
 
     def write_behind(self) -> None:
         """Write the rows in memory to RocksDB: one write batch with offset and tokens."""
-        if self.applied == self._written and not self._recent and not self._tokens:
+        if self.applied == self._written and not (self._recent or self._tokens or self._parts):
             return
         hit("view.before_write")
         self._write(self._behind_batch)
@@ -191,7 +224,7 @@ class View:
         # A put that filled the memory by itself is a bulk load: unlikely to be read again soon.
         self._previous = self._recent if self._recent_puts > 1 else {}
         self._recent, self._recent_bytes, self._recent_puts = {}, 0, 0
-        self._tokens = {}
+        self._tokens, self._parts = {}, {}
         self._written = self.applied
 
     def _behind_batch(self) -> WriteBatch:
@@ -205,6 +238,9 @@ class View:
         for owner, last in self._tokens.items():
             stored = _TOKEN.pack(*last.token, last.base_offset, last.end_offset)
             put(_TOKEN_PREFIX + owner.encode(), stored)
+        for owner, put_parts in self._parts.items():
+            stored = _TOKEN.pack(*put_parts.token, put_parts.base_offset, put_parts.parts)
+            put(_PARTS_PREFIX + owner.encode(), stored)
         put(_APPLIED, _OFFSET.pack(self.applied))
         put(_SCHEMA, _OFFSET.pack(self.schema_version))
         return batch
@@ -212,7 +248,7 @@ class View:
     def flush(self) -> int:
         """Make everything durable on disk; return the offset up to which it is."""
         self.write_behind()
-        with _translated(self.path):
+        with translated(self.path):
             self._database.flush()
         return self._written
 
@@ -252,13 +288,13 @@ class View:
         with self._closing:
             if self._closed:
                 raise Closed("the bucket was closed meanwhile; open it again")
-            with _translated(self.path):
+            with translated(self.path):
                 yield self._database
 
     def pin(self) -> PinnedRows:
         """Return all rows as of `applied`, whatever is written later; `close` closes them, too."""
         self.write_behind()
-        rows = PinnedRows(self._database, ROW_PREFIX, partial(_translated, self.path))
+        rows = PinnedRows(self._database, ROW_PREFIX, partial(translated, self.path))
         self._pinned.add(rows)
         return rows
 
@@ -301,7 +337,7 @@ class View:
         return int(_OFFSET.unpack(stored)[0]) if stored else 0
 
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
-        with _translated(self.path):
+        with translated(self.path):
             return cast(list[bytes | None], self._database.get(cast(list[Any], keys)))
 
     def _write(self, make_batch: Callable[[], WriteBatch]) -> None:
@@ -311,7 +347,7 @@ class View:
         """
         deadline = time.monotonic() + self._options.stall_deadline_s
         delay_s = 0.005
-        with _translated(self.path):
+        with translated(self.path):
             # After a full disk, RocksDB refuses writes until a flush succeeds.
             if self._needs_flush:
                 self._database.flush()
@@ -336,7 +372,7 @@ def _mostly_new(files: Sequence[dict[str, Any]]) -> bool:
 
 def read_checkpoint(directory: Path) -> CheckpointState:
     """Return what a checkpoint is of, as it says itself; its files stay as they are."""
-    with _translated(directory):
+    with translated(directory):
         options = Options(raw_mode=True)
         database = Rdict(str(directory), options, access_type=AccessType.read_only())
         try:
@@ -351,14 +387,13 @@ def read_checkpoint(directory: Path) -> CheckpointState:
 
 def pin_checkpoint(directory: Path) -> PinnedRows:
     """Return all rows of a checkpoint; its files stay as they are."""
-    translated = partial(_translated, directory)
-    with translated():
+    with translated(directory):
         database = Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
-    return PinnedRows(database, ROW_PREFIX, translated, owned=True)
+    return PinnedRows(database, ROW_PREFIX, partial(translated, directory), owned=True)
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def translated(path: Path) -> Iterator[None]:
     """Translate what rocksdict raises: bare exceptions with RocksDB's status as text."""
     try:
         yield

@@ -7,22 +7,25 @@
 Whoever leads is asked anew for every call, server by server, as over a network.
 """
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import pyarrow as pa
 
 from locks import BucketKey, CoordinationStore, Coordinator, SessionLost
 from locks import Table as KnownTable
 from merge_engine import BucketOptions, Closed, PutResult, Schema, SchemaHistory
 from merge_engine.batch import read_batch, read_keys
 from merge_engine.fold import Update, fold
-from merge_engine.routing import route
-from merge_engine.table import as_arrow
+from merge_engine.routing import Route, route
 from recovery.access import Answers, Grant, Rows, Terms
-from recovery.errors import NotFenced, NotLeader
+from recovery.errors import NotFenced, NotLeader, TornPut
 from recovery.guard import Writer
-from recovery.led_bucket import LedBucket, LedUpdate, put_led
+from recovery.led_bucket import LedBucket, LedUpdate, Overtaken, Put, put_led
+from recovery.parts import PartCutter, PartSizes
 
 Connect = Callable[[], CoordinationStore]
 Item = TypeVar("Item")
@@ -58,8 +61,13 @@ class EmbeddedAccess:
         options: BucketOptions | None = None,
         deadline_s: float = 30.0,
         table_id: int | None = None,
+        sizes: PartSizes | None = None,
     ) -> None:
-        """`table_id`: of the table that it was before, whatever has its name by now."""
+        """`table_id`: of the table that it was before, whatever has its name by now.
+
+        `sizes`: of the parts that large batches are cut into.
+        """
+        self._sizes = sizes or PartSizes()
         self._connect = connect
         self._name = name
         self._leaders = leaders
@@ -93,10 +101,13 @@ class EmbeddedAccess:
 
     def create_partitions(self, rows: Rows) -> list[BucketKey]:
         schema = rows.schema or self.schema
-        if not schema.partition_by or _is_empty(rows):
+        if not schema.partition_by:
             return []
-        keys = read_keys(as_arrow(rows.data, schema), schema)
-        needed = {target.partition_key for target in route(schema, keys, 1)}
+        needed = {
+            target.partition_key
+            for piece in rows.pieces(schema)
+            for target in route(schema, read_keys(piece, schema), 1)
+        }
         known = self._partitions()
         create = self._coordinator.create_partition
         return [
@@ -135,7 +146,12 @@ class EmbeddedAccess:
         return self._ask_each(list(terms), lambda key, led: led.end_recovery(writer, terms[key]))
 
     def put(self, grant: Grant, rows: Rows, *, try_only: bool = False) -> Answers[PutResult]:
-        updates = self._updates(grant, rows)
+        parts = self._parts(grant, rows)
+        if max(map(len, parts.values()), default=0) > 1:
+            if not grant.promised:
+                return self._put_large(grant, rows, parts)
+            parts = {key: [_together(of_bucket)] for key, of_bucket in parts.items()}
+        updates = {key: self._fold(rows, of_bucket[0]) for key, of_bucket in parts.items()}
 
         def put(leading: Leading) -> dict[BucketKey, PutResult]:
             keys = sorted(leading.buckets)
@@ -155,6 +171,35 @@ class EmbeddedAccess:
 
         return self._ask(sorted(updates), put)
 
+    def _put_large(
+        self,
+        grant: Grant,
+        rows: Rows,
+        parts: Mapping[BucketKey, Sequence[pa.RecordBatch]],
+    ) -> Answers[PutResult]:
+        """Put one part after the other, as a server does with what was uploaded to it."""
+        put = Put(
+            writer=grant.writer,
+            owner=grant.owner,
+            token=grant.token,
+            put_id=uuid.uuid4().hex,
+        )
+
+        def put_all(key: BucketKey, led: LedBucket) -> PutResult:
+            result = None
+            for number, part in enumerate(parts[key]):
+                update, more = self._fold(rows, part), number + 1 < len(parts[key])
+                try:
+                    result = led.put_part(put, grant.terms[key], update, part=number, more=more)
+                except Overtaken as exc:
+                    raise TornPut(f"{exc}, and who sent that is gone, or still at it") from exc
+                if result is not None:
+                    break
+            assert result is not None
+            return result
+
+        return self._ask_each(sorted(parts), put_all)
+
     def seal(self, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
         return self._ask_each(list(terms), lambda key, led: led.seal(writer, terms[key], batch))
 
@@ -166,6 +211,7 @@ class EmbeddedAccess:
             options=self._options,
             deadline_s=self._deadline_s,
             table_id=self._table.table_id,
+            sizes=self._sizes,
         )
 
     def close(self) -> None:
@@ -196,30 +242,40 @@ class EmbeddedAccess:
 
     # --- Rows and buckets -----------------------------------------------------------------------
 
-    def _updates(self, grant: Grant, rows: Rows) -> dict[BucketKey, Update]:
-        """Fold the rows for each bucket; all that is wrong with them alone is found here."""
-        if _is_empty(rows):
-            return {}
-        schema = rows.schema or self.schema
-        batch = read_batch(
-            as_arrow(rows.data, schema),
-            schema,
-            self._options,
-            columns=rows.columns,
-            mode=rows.mode,
-            operation_column=rows.operation_column,
-        )
+    def _parts(self, grant: Grant, rows: Rows) -> dict[BucketKey, list[pa.RecordBatch]]:
+        """Cut the rows into parts for each bucket."""
         partitions = self._partitions()
-        updates = {}
-        for target in route(schema, batch.keys, self._table.definition.buckets):
+
+        def find(target: Route) -> BucketKey:
             key = BucketKey(partitions.get(target.partition_key, _NONE), target.bucket)
             if key not in grant.terms:
                 raise NotFenced(
                     "the batch has rows of a partition that its writer was not fenced for; the "
                     "writer creates it first"
                 )
-            updates[key] = fold(batch.take(target.positions), self._history.key_codec)
-        return updates
+            return key
+
+        schema = rows.schema or self.schema
+        cutter = PartCutter(schema, self._table.definition.buckets, find, self._sizes)
+        parts: dict[BucketKey, list[pa.RecordBatch]] = {}
+        for piece in rows.pieces(schema):
+            for part in cutter.add(piece):
+                parts.setdefault(part.key, []).append(part.rows)
+        for part in cutter.rest():
+            parts.setdefault(part.key, []).append(part.rows)
+        return parts
+
+    def _fold(self, rows: Rows, data: pa.RecordBatch) -> Update:
+        """Fold a part; all that is wrong with its rows alone is found here."""
+        batch = read_batch(
+            data,
+            rows.schema or self.schema,
+            self._options,
+            columns=rows.columns,
+            mode=rows.mode,
+            operation_column=rows.operation_column,
+        )
+        return fold(batch, self._history.key_codec)
 
     def _partitions(self) -> dict[bytes, int]:
         if not self.schema.partition_by:
@@ -245,9 +301,9 @@ def _leader_that_left() -> Iterator[None]:
         raise NotLeader(f"this leader has left; ask who leads now ({exc})") from exc
 
 
-def _is_empty(rows: Rows) -> bool:
-    """No rows, and no columns to check: an empty list says nothing of them."""
-    return isinstance(rows.data, Sequence) and not rows.data
+def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    [whole] = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return whole
 
 
 def _one_by_one(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

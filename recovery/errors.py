@@ -8,14 +8,15 @@ TallybookError
     ├── WrongColumns   columns that this writer's lock does not have: fix the call
     ├── NotReady       own batches come after recovery: finish it first
     ├── RecoveryOver   a payment of debts that arrives after recovery: nobody waits for it
-    └── SealedBatch    a task that arrives after its batch was sealed: nobody waits for it
+    ├── SealedBatch    a task that arrives after its batch was sealed: nobody waits for it
+    └── TornPut        some parts of a put were written, and the rest cannot be: start over
 """
 
 from merge_engine import TallybookError
 
 
 class WriterRefused(TallybookError):
-    """A leader refused a call, and nothing was written."""
+    """A leader refused a call, and nothing was written by it."""
 
 
 class NotLeader(WriterRefused):
@@ -44,3 +45,7 @@ class RecoveryOver(WriterRefused):
 
 class SealedBatch(WriterRefused):
     """A batch that is sealed takes no more rows. Whoever sent them is no longer waited for."""
+
+
+class TornPut(WriterRefused):
+    """Some parts of a put were written, and the rest cannot be. Start over, which undoes them."""

@@ -97,16 +97,13 @@ def _masks(
         for header in bucket.headers(work.offset, stored.offset)
         if header.owner == work.owner and not ids.isdisjoint(header.column_ids)
     ]
-
-    def read_log() -> Iterator[Segment]:
-        for start, stop in ranges:
-            for segment in bucket.read_log(start, stop):
-                yield _only(segment, stored.history, ids, asked)
-
-    if not ranges:
-        return iter(())
-    schema = stored.history.current
-    return undo_updates(read_log, work.owner, hidden, schema, max_bytes=_MASK_MAX_BYTES)
+    backwards = (
+        _only(segment, stored.history, ids, asked)
+        for start, stop in reversed(ranges)
+        for segment in bucket.read_log(start, stop)
+    )
+    updates = undo_updates(backwards, hidden, stored.history.current, max_bytes=_MASK_MAX_BYTES)
+    return (update for _, update in updates)
 
 
 def _only(

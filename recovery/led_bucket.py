@@ -1,14 +1,15 @@
 """A bucket and its leader's memory: the calls of the writer protocol, each from check to apply."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from locks import BucketKey, LockRecord
 from merge_engine import InvalidValue, OffsetOutOfRange, PutResult, Token
 from merge_engine.bucket import Bucket
+from merge_engine.failpoints import hit
 from merge_engine.fold import Update
 from merge_engine.together import Mapper, put_together
-from recovery.errors import NotFenced, NotLeader, OldEpoch, SealedBatch, WrongColumns
+from recovery.errors import NotFenced, NotLeader, OldEpoch, SealedBatch, TornPut, WrongColumns
 from recovery.guard import Guard, Writer
 
 
@@ -19,6 +20,31 @@ class LedUpdate:
     bucket: "LedBucket"
     update: Update
     term: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Put:
+    """A put of several parts: whose it is, under which token, and who sends it.
+
+    `put_id` tells it from other attempts at the same token, which may have other rows. One that is
+    `resumable` has the same parts whoever sends it: a promise. So it is gone on with, part by part;
+    any other that was begun and cannot be finished by who began it is torn.
+    """
+
+    writer: Writer
+    owner: str
+    token: Token
+    put_id: str
+    resumable: bool = False
+
+
+@dataclass
+class _Begun:
+    """A put of which some parts were written here, and not the last one."""
+
+    put: Put
+    parts: int = 0
+    rows: int = 0
 
 
 class LedBucket:
@@ -32,6 +58,8 @@ class LedBucket:
         self.key = key
         self.locked = locked
         self._guard = Guard()
+        # By owner. It goes with the leader, as the guard does: then all start over.
+        self._begun: dict[str, _Begun] = {}
 
     @property
     def term(self) -> int:
@@ -57,6 +85,9 @@ class LedBucket:
             )
         with self.bucket.exclusive():
             self._guard.fence(writer, wanted)
+            begun = self._begun.get(writer.owner)
+            if begun is not None and begun.put.writer.epoch < writer.epoch:
+                del self._begun[writer.owner]  # It is undone, or gone on with as a promise.
             return self.term
 
     def undo(
@@ -64,29 +95,38 @@ class LedBucket:
     ) -> PutResult:
         """Pay an undo debt: bring the debtor's changes of the columns since the offset back."""
         wanted = frozenset(columns)
-        with self.bucket.exclusive():
+
+        def check() -> None:
             self._check(writer, term, wanted)
             self._guard.check_payment(writer)
-            return self._undo(debtor, wanted, from_offset)
+
+        return self._undo(debtor, wanted, from_offset, check)
 
     def undo_unlocked(self, debtor: str, columns: Iterable[int], from_offset: int) -> PutResult:
         """The same for a table without column locks, where nobody is refused."""
         if self.locked:
             raise _unlocked()
-        return self._undo(debtor, frozenset(columns), from_offset)
+        return self._undo(debtor, frozenset(columns), from_offset, lambda: None)
 
-    def _undo(self, debtor: str, columns: frozenset[int], from_offset: int) -> PutResult:
+    def _undo(
+        self,
+        debtor: str,
+        columns: frozenset[int],
+        from_offset: int,
+        check: Callable[[], None],
+    ) -> PutResult:
         with self.bucket.exclusive():
+            check()
             schema = self.bucket.history.current
             names = [column.name for column in schema.value_columns if column.id in columns]
             if not names:  # All of them were dropped since, and their values with them.
                 end = self.bucket.settled_end()
                 return PutResult(base_offset=end, end_offset=end)
-            try:
-                return self.bucket.undo(debtor, names, from_offset)
-            except OffsetOutOfRange:
-                self.bucket.confirm()  # One that was deposed has less of the log than there is.
-                raise
+        try:
+            return self.bucket.undo(debtor, names, from_offset, check)
+        except OffsetOutOfRange:
+            self.bucket.confirm()  # One that was deposed has less of the log than there is.
+            raise
 
     def end_recovery(self, writer: Writer, term: int) -> int:
         """Return the log end, and take no payments behind it."""
@@ -100,7 +140,74 @@ class LedBucket:
         with self.bucket.exclusive():
             self._check(writer, term, ())
             self._guard.seal(writer, batch)
+            begun = self._begun.get(writer.owner)
+            if begun is not None and begun.put.token.epoch == writer.epoch:
+                raise _torn(begun.put.token, writer.owner, "its batch is sealed")
             return self.bucket.settled_end()
+
+    def put_part(
+        self, put: Put, term: int, update: Update, *, part: int, more: bool
+    ) -> PutResult | None:
+        """Write a part of a large put, if it is its turn; the result once the put is complete.
+
+        Parts come in order, from 0 on; one that was written before is passed over. A token that was
+        applied gives its result right away, whatever the rows. Overtaken: another attempt at this
+        token has begun here, and its rows stand. TornPut: this or another attempt was begun, and
+        cannot be finished.
+        """
+        with self.bucket.exclusive():
+            result = self._put_part(put, term, update, part, more)
+        hit("put.part_written")  # Others may write here now.
+        return result
+
+    def _put_part(
+        self, put: Put, term: int, update: Update, part: int, more: bool
+    ) -> PutResult | None:
+        self._check(put.writer, term, [column.id for column in update.columns])
+        applied = self.bucket.last_token(put.owner)
+        if applied is not None and applied.token == put.token:
+            return PutResult(
+                base_offset=applied.base_offset, end_offset=applied.end_offset, repeated=True
+            )
+        begun = self._begin(put)
+        if part < begun.parts:
+            return None
+        if part > begun.parts:
+            raise _torn(put.token, put.owner, f"part {part} comes before part {begun.parts}")
+        self._guard.check_new(put.writer, put.token)
+        result = self.bucket.put_part(
+            update, owner=put.owner, token=put.token, part=part, more=more
+        )
+        begun.parts += 1
+        begun.rows += result.changed
+        self._begun[put.owner] = begun
+        if more:
+            return None
+        del self._begun[put.owner]
+        whole = self.bucket.last_token(put.owner)
+        assert whole is not None
+        return PutResult(
+            base_offset=whole.base_offset, end_offset=whole.end_offset, rows=begun.rows
+        )
+
+    def begun(self, owner: str, token: Token) -> str | None:
+        """Return which attempt at this token has begun here and is not complete."""
+        begun = self._begun.get(owner)
+        return begun.put.put_id if begun is not None and begun.put.token == token else None
+
+    def _begin(self, put: Put) -> _Begun:
+        """Return how far a put has got here; call it while the bucket is held."""
+        begun = self._begun.get(put.owner)
+        if begun is not None and begun.put.token == put.token:
+            if put.resumable or begun.put.put_id == put.put_id:
+                return begun
+            raise Overtaken(begun.put.put_id)
+        written = self.bucket.parts_applied(put.owner)
+        if written is None or written.token != put.token:
+            return _Begun(put)
+        if not put.resumable:
+            raise _torn(put.token, put.owner, "it was begun under another leader")
+        return _Begun(put, written.parts)
 
     def check_put(
         self,
@@ -150,6 +257,21 @@ class LedBucket:
                 f"bucket {self.key.partition}/{self.key.number} is led at term {self.term}, and "
                 f"the call is for term {term}: start over"
             )
+
+
+class Overtaken(Exception):
+    """Another attempt at the same token has begun; `put_id` is its id. Go on with that one."""
+
+    def __init__(self, put_id: str) -> None:
+        super().__init__(f"another attempt, {put_id}, has begun")
+        self.put_id = put_id
+
+
+def _torn(token: Token, owner: str, why: str) -> TornPut:
+    return TornPut(
+        f"a put of batch {token.batch} of `{owner}` (epoch {token.epoch}) was written in part, and "
+        f"{why}: start over, which undoes it"
+    )
 
 
 def _unlocked() -> NotFenced:

@@ -15,9 +15,11 @@ from locks.offsets import BucketKey
 from merge_engine.bucket import Bucket
 from merge_engine.errors import InvalidInput, LogGap, OffsetOutOfRange
 from merge_engine.log import Log
+from merge_engine.masks import RUN_BYTES, Mask, load_mask
 from merge_engine.pinned import PinnedRows
-from merge_engine.rows_at import MASK_MAX_BYTES, Mask, cut_segments, finished_rows, load_mask
+from merge_engine.rows_at import cut_segments, finished_rows
 from merge_engine.schema import Column
+from merge_engine.scratch import Scratch
 from merge_engine.stored import SchemaHistory
 from merge_engine.view import pin_checkpoint, read_checkpoint
 from recovery.isolation import ReadRecords, last_stable_offset
@@ -94,13 +96,14 @@ def open_scan(
     read_records: ReadRecords,
     *,
     committed: bool,
-    mask_max_bytes: int = MASK_MAX_BYTES,
+    scratch: Scratch | None = None,
+    mask_run_bytes: int = RUN_BYTES,
 ) -> BucketScan:
     """Pin the bucket's rows: as the committed batches left them, or as they are.
 
     A committed scan has all that was committed when it was called, unless there is work before it
-    that may yet be undone. Deposed: another leader has come, and knows more. Retryable: too much
-    is uncommitted to be masked.
+    that may yet be undone. Deposed: another leader has come, and knows more. What is to be masked
+    and does not fit into memory goes to `scratch`; StorageFull if that has no room.
     """
     history, pinned, rows = bucket.pin()
     try:
@@ -108,11 +111,7 @@ def open_scan(
             return BucketScan(pinned, history, rows)
         stable = last_stable_offset(bucket, key, read_records, pinned)
         mask = load_mask(
-            bucket.read_log(stable, pinned),
-            history,
-            start=stable,
-            stop=pinned,
-            max_bytes=mask_max_bytes,
+            bucket.read_log(stable, pinned), history, scratch=scratch, run_bytes=mask_run_bytes
         )
         return BucketScan(stable, history, rows, mask)
     except BaseException:
@@ -127,7 +126,7 @@ def open_snapshot_scan(
     stable: int,
     history: SchemaHistory,
     committed: bool,
-    mask_max_bytes: int = MASK_MAX_BYTES,
+    mask_run_bytes: int = RUN_BYTES,
 ) -> BucketScan:
     """Do the same over a checkpoint of a bucket's view, which stays as it is; no leader is asked.
 
@@ -150,5 +149,5 @@ def open_snapshot_scan(
             "bucket's log, or segments are gone: restore them from a copy"
         )
     segments = cut_segments(log.segments(stable, applied), stable, applied)
-    mask = load_mask(segments, history, start=stable, stop=applied, max_bytes=mask_max_bytes)
+    mask = load_mask(segments, history, run_bytes=mask_run_bytes)
     return BucketScan(stable, history, pin_checkpoint(directory), mask)

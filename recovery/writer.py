@@ -45,7 +45,7 @@ from merge_engine import (
 from merge_engine import UnknownOutcome as UnknownWrite
 from merge_engine.failpoints import hit
 from recovery.access import Answers, Grant, Rows, TableAccess
-from recovery.errors import NotFenced, NotLeader, OldEpoch
+from recovery.errors import NotFenced, NotLeader, OldEpoch, TornPut
 from recovery.guard import Writer
 from recovery.progress import Progress, timed
 from recovery.redo import Promise, RedoLog, read_promise
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 CURABLE = (
-    *(NotLeader, NotFenced, Deposed, Retryable, UnknownWrite),
+    *(NotLeader, NotFenced, TornPut, Deposed, Retryable, UnknownWrite),
     *(StaleLeaders, Unavailable, UnknownOutcome, SessionLost),
 )
 """What a fresh start can cure, within the deadline."""
@@ -419,6 +419,7 @@ class TableWriter:
             owner=debt.owner,
             token=Token(*prepared.token),
             terms=self._terms,
+            promised=True,
         )
         self._access.put(grant, rows)
         logger.info("rolled batch %d of %s forward", prepared.token.batch, debt.owner)
@@ -527,6 +528,7 @@ class TableWriter:
             owner=self._owner,
             token=Token(writer.epoch, batch),
             terms=dict(self._terms),
+            promised=self._redo is not None,
         )
 
     def _check_usable(self) -> None:

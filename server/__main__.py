@@ -13,13 +13,11 @@ import pyarrow as pa
 
 from locks import CoordinationError
 from merge_engine import BucketOptions, TallybookError
-from server.config import ServerConfig, SnapshotConfig
-from server.limits import Limits, ScannerLimits
-from server.logs import configure
+from server.config import TOKEN_VARIABLE, ServerConfig, SnapshotConfig, credentials_from
+from server.limits import Limits, ScannerLimits, SpoolLimits
+from server.logs import NOT_STARTED, configure
+from server.open_zookeeper import ALLOW
 from server.tablet_server import TabletServer
-
-TOKEN_VARIABLE = "TALLYBOOK_TOKEN"
-PASSWORD_VARIABLE = "TALLYBOOK_ZOOKEEPER_CREDENTIALS"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +31,11 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--address-file", type=Path, help="where to write host:port when joined")
     options.add_argument("--metrics-port", type=int, help="serve Prometheus metrics; 0: any")
     options.add_argument("--token-file", type=Path, help=f"or the variable {TOKEN_VARIABLE}")
+    options.add_argument(
+        ALLOW,
+        action="store_true",
+        help="with a token: even if others can create and drop tables in ZooKeeper",
+    )
     options.add_argument("--tls-certificate", type=Path)
     options.add_argument("--tls-key", type=Path)
     options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
@@ -48,6 +51,20 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--scanner-ttl", type=float, default=ScannerLimits.ttl_s, help="seconds")
     options.add_argument("--scanners-per-bucket", type=int, default=ScannerLimits.max_per_bucket)
     options.add_argument("--scanners-per-server", type=int, default=ScannerLimits.max_per_server)
+    options.add_argument(
+        "--spool-max-bytes",
+        type=int,
+        default=SpoolLimits.max_bytes,
+        help="what large puts may take of the disk of the views",
+    )
+    options.add_argument(
+        "--spool-min-free-bytes",
+        type=int,
+        default=SpoolLimits.min_free_bytes,
+        help="what they leave free of it",
+    )
+    options.add_argument("--put-max-rows", type=int, default=BucketOptions.put_max_rows)
+    options.add_argument("--put-max-bytes", type=int, default=BucketOptions.put_max_bytes)
     options.add_argument("--block-cache-bytes", type=int, default=BucketOptions.block_cache_bytes)
     options.add_argument("--write-buffer-bytes", type=int, default=BucketOptions.write_buffer_bytes)
     options.add_argument("--log-level", default="INFO")
@@ -62,7 +79,6 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
     token = os.environ.get(TOKEN_VARIABLE)
     if arguments.token_file is not None:
         token = arguments.token_file.read_text().strip()
-    user, _, password = os.environ.get(PASSWORD_VARIABLE, "").partition(":")
     return ServerConfig(
         zookeeper=arguments.zookeeper,
         logs=arguments.logs,
@@ -73,7 +89,8 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
         tls_certificate=arguments.tls_certificate,
         tls_key=arguments.tls_key,
         metrics_port=arguments.metrics_port,
-        credentials=(user, password) if user else None,
+        credentials=credentials_from(os.environ),
+        allow_open_zookeeper=arguments.allow_open_zookeeper,
         session_timeout_s=arguments.session_timeout,
         limits=Limits(
             max_puts=arguments.max_puts, max_bytes_in_flight=arguments.max_bytes_in_flight
@@ -83,12 +100,17 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
             max_per_bucket=arguments.scanners_per_bucket,
             max_per_server=arguments.scanners_per_server,
         ),
+        spool=SpoolLimits(
+            max_bytes=arguments.spool_max_bytes, min_free_bytes=arguments.spool_min_free_bytes
+        ),
         snapshots=SnapshotConfig(
             interval_s=arguments.snapshot_interval,
             retained=arguments.snapshots_retained,
             log_ttl_s=arguments.log_ttl,
         ),
         options=BucketOptions(
+            put_max_rows=arguments.put_max_rows,
+            put_max_bytes=arguments.put_max_bytes,
             block_cache_bytes=arguments.block_cache_bytes,
             write_buffer_bytes=arguments.write_buffer_bytes,
         ),
@@ -109,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
                 _write_whole(arguments.address_file, server.address)
             asked_to_stop.wait()
     except (TallybookError, CoordinationError, OSError) as exc:
-        print(f"the server did not start: {exc}", file=sys.stderr)
+        print(f"{NOT_STARTED}{exc}", file=sys.stderr)
         return 1
     return 0
 

@@ -71,6 +71,7 @@ class Calls:
         results: dict[LeadKey, Result] = {}
         doubtful: set[LeadKey] = set()
         waiting, pause_s = list(keys), _FIRST_PAUSE_S
+        told: Exception | None = None
         with within(self._deadline_s) as deadline:
             while True:
                 outcomes = self._attempt(waiting, buckets, call, deadline, repeatable=repeatable)
@@ -89,6 +90,8 @@ class Calls:
                 reason = moved[0].moved
                 assert reason is not None
                 in_doubt = not doubtful.isdisjoint(waiting)
+                # What a server said is worth more than that our time was over before the next word.
+                told = reason if told is None or not isinstance(reason, Broken) else told
                 if not patient:
                     self.directory.doubt(waiting)
                     if in_doubt or isinstance(reason, Broken):
@@ -98,7 +101,7 @@ class Calls:
                 if time.monotonic() + pause_s > deadline:
                     what = (
                         f"bucket {waiting[0]}{_others(waiting)}: no leader took the call within "
-                        f"{self._deadline_s:g} s; the last word was: {reason}"
+                        f"{self._deadline_s:g} s; the last word was: {told}"
                     )
                     raise _with_note(_given_up(what, in_doubt=in_doubt), results)
                 time.sleep(pause_s)

@@ -7,7 +7,7 @@ orders.lookup({"customer_id": [7]})
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -98,7 +98,11 @@ class Cluster:
         store = ZooKeeperStore(
             self.address, credentials=self._settings["credentials"], deadline_s=deadline_s
         )
-        return store, Coordinator(store, deadline_s=deadline_s)
+        try:
+            return store, Coordinator(store, deadline_s=deadline_s)
+        except BaseException:
+            store.close()
+            raise
 
     def storage(self) -> ObjectStorage:
         """Return the object store that has the cluster's logs and snapshots."""
@@ -208,7 +212,7 @@ class Recipe:
     """How to connect to a cluster: what travels in the place of a connection."""
 
     address: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(repr=False)  # Credentials are among them.
 
     def connect(self) -> Cluster:
         """Connect."""

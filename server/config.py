@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from locks.zookeeper import CREDENTIALS_VARIABLE
 from merge_engine import BucketOptions, InvalidInput
-from server.limits import Limits, ScannerLimits
+from server.limits import Limits, ScannerLimits, SpoolLimits
+from server.open_zookeeper import no_credentials
 from server.security import check_token
+
+TOKEN_VARIABLE = "TALLYBOOK_TOKEN"
 
 LOOPBACK = ("127.0.0.1", "localhost")
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-_")
@@ -41,7 +45,8 @@ class ServerConfig:
     directory or a URL such as s3://bucket/path. `views`: this server's own directory, a cache.
 
     `host` is also what clients are told. On any other than the loopback address a token is
-    required of every call, and for the metrics. `port` 0: any that is free.
+    required of every call, and for the metrics. `port` 0: any that is free. A token needs
+    `credentials`, which close ZooKeeper to others, unless `allow_open_zookeeper`.
     """
 
     zookeeper: str
@@ -54,9 +59,11 @@ class ServerConfig:
     tls_key: Path | None = None
     metrics_port: int | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)
+    allow_open_zookeeper: bool = False
     session_timeout_s: float = 10.0
     limits: Limits = field(default_factory=Limits)
     scanners: ScannerLimits = field(default_factory=ScannerLimits)
+    spool: SpoolLimits = field(default_factory=SpoolLimits)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     options: BucketOptions = field(default_factory=BucketOptions)
     storage_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -80,3 +87,16 @@ class ServerConfig:
             raise InvalidInput(
                 f"{self.host} is no address that clients could be told; give the machine's own"
             )
+        if self.checks_zookeeper and self.credentials is None:
+            raise no_credentials(self.zookeeper)
+
+    @property
+    def checks_zookeeper(self) -> bool:
+        """Whether the server stays away from a cluster whose ZooKeeper is open to others."""
+        return self.token is not None and not self.allow_open_zookeeper
+
+
+def credentials_from(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return ZooKeeper's user and password, if the environment has them."""
+    user, _, password = environment.get(CREDENTIALS_VARIABLE, "").partition(":")
+    return (user, password) if user else None

@@ -1,7 +1,8 @@
 """Connections to tablet servers, one per address, reused by all threads."""
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
+from foundation import forks
 from server import wire
 from server.errors import AccessRefused, ServerUnavailable
 from server.security import check_token, read_tls_root, token_headers
 
 # gRPC waits longer and longer before it connects again; a server that is back should be met soon.
+# `grpc.min_reconnect_backoff_ms` is none of that, whatever its name: it is how long one attempt may
+# take, with TLS three round trips, and is left at its 20 seconds. Calls have their own time-outs.
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
+_LIBRARY = "an Arrow Flight client"
 _NEVER_SENT = ("failed to connect", "Connection refused", "DNS resolution failed")
 
 
@@ -75,6 +79,13 @@ class Connections:
         self._lock = threading.Lock()
         self._clients: dict[str, flight.FlightClient] = {}
         self._closed = False
+        self._process = os.getpid()
+        forks.check(_LIBRARY)
+        forks.hold(self)
+
+    def inherited(self) -> list[flight.FlightClient]:
+        """Return what must not be destroyed in a forked child: it would end the process."""
+        return list(self._clients.values())
 
     def action(self, address: str, name: str, body: Any, timeout_s: float) -> pa.Buffer:
         """Call an action and return the body of its answer."""
@@ -88,25 +99,28 @@ class Connections:
         address: str,
         command: bytes,
         schema: pa.Schema,
-        batches: list[tuple[int, pa.RecordBatch]],
+        batches: Sequence[tuple[int | str, pa.RecordBatch]],
         timeout_s: float,
     ) -> wire.Fields:
-        """Send a put: batches, each with the number of its bucket in the command; then close it."""
+        """Send a put: batches, each with where it belongs; then close it.
+
+        Where: the number of its bucket in the command, or bucket and part of a large put.
+        """
         descriptor = flight.FlightDescriptor.for_command(command)
         with self._calling(address) as client:
             writer, answers = client.do_put(descriptor, schema, self._options(timeout_s))
             checksum = wire.Checksum()
             try:
-                for number, batch in batches:
+                for place, batch in batches:
                     checksum.add(batch)
-                    writer.write_with_metadata(batch, str(number).encode())
+                    writer.write_with_metadata(batch, str(place).encode())
                 writer.write_metadata(checksum.closing())
                 writer.done_writing()
                 answer = answers.read()
             finally:
                 writer.close()  # Raises what the server has to say.
-        if answer is None:
-            raise ServerUnavailable(f"server {address} ended a put without an answer")
+        if answer is None:  # It may have been carried out: whoever sent it has to find out.
+            raise Broken(address, flight.FlightError("it ended a put without an answer"))
         return wire.decode(answer)
 
     def stream(
@@ -124,7 +138,9 @@ class Connections:
             yield chunk.data, wire.decode(chunk.app_metadata)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; in a forked child they are the parent's, and none are closed."""
+        if forks.is_inherited(self._process):
+            return
         with self._lock:
             self._closed = True
             clients, self._clients = self._clients, {}
@@ -149,6 +165,7 @@ class Connections:
             raise Broken(address, flight.FlightError(str(exc))) from exc
 
     def _client(self, address: str) -> flight.FlightClient:
+        forks.use(_LIBRARY)
         with self._lock:
             if self._closed:
                 raise ServerUnavailable("this connection to the cluster was closed; connect again")

@@ -4,7 +4,8 @@ TallybookError
 ├── Retryable
 │   ├── Overloaded         the server is at one of its limits; nothing was changed
 │   │   └── TooManyScanners  of scanners: per bucket, or in all
-│   └── ServerUnavailable  no server answered within the deadline; nothing was changed
+│   ├── ServerUnavailable  no server answered within the deadline; nothing was changed
+│   └── StagedPutLost      the server no longer has what was uploaded of a large put
 ├── InvalidInput
 │   ├── PartitionGone      a partition was dropped while a call was under way
 │   └── BadRequest         bytes that no client of ours sends
@@ -26,6 +27,10 @@ class TooManyScanners(Overloaded):
 
 class ServerUnavailable(Retryable):
     """No server answered within the deadline, and nothing was changed. Try again."""
+
+
+class StagedPutLost(Retryable):
+    """The server no longer has what was uploaded of a large put. Start over."""
 
 
 class PartitionGone(InvalidInput):

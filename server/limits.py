@@ -43,6 +43,25 @@ class ScannerLimits:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpoolLimits:
+    """What large puts, and masks of scans, may take of the disk of the views.
+
+    `ttl_s`: how long an upload is kept that nobody asks for.
+    """
+
+    max_bytes: int = 64 * 1024 * MEBIBYTE
+    min_free_bytes: int = 1024 * MEBIBYTE
+    ttl_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 1 or self.min_free_bytes < 0 or self.ttl_s <= 0:
+            raise InvalidInput(
+                f"the spool's limit ({self.max_bytes}) and time to live ({self.ttl_s:g} s) are "
+                f"positive, and what stays free of its disk ({self.min_free_bytes}) not negative"
+            )
+
+
 class Admission:
     """Counts what is under way, and refuses what would be too much. Safe for threads."""
 

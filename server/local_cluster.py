@@ -5,6 +5,7 @@ with LocalCluster("data", servers=2) as cluster:
 """
 
 import fcntl
+import os
 import socket
 import sys
 import time
@@ -15,9 +16,11 @@ from types import TracebackType
 from typing import IO
 
 from locks import EmbeddedZooKeeper, ServerNotStarted
-from locks.guarded import GuardedProcess, last_lines
+from locks.guarded import GuardedProcess
 from merge_engine import InvalidInput
 from server.client import Cluster, connect
+from server.config import credentials_from
+from server.logs import last_words
 
 _START_DEADLINE_S = 60.0
 
@@ -35,6 +38,7 @@ class LocalServer:
             *("--address-file", str(self._address_path)),
         ]
         self._process: GuardedProcess | None = None
+        self._said_before = 0
 
     @property
     def address(self) -> str | None:
@@ -55,6 +59,11 @@ class LocalServer:
         """Whether its process runs."""
         return self._process is not None and self._process.alive
 
+    @property
+    def last_words(self) -> str:
+        """What it logged last, of this run: why it ended, if it has."""
+        return last_words(self.log_path, self._said_before)
+
     def start(self) -> None:
         """Start the process; it joins the cluster a moment later."""
         if self.alive:
@@ -62,6 +71,7 @@ class LocalServer:
         self.kill()
         port = _port_of(self.address)
         self._address_path.unlink(missing_ok=True)
+        self._said_before = self.log_path.stat().st_size if self.log_path.exists() else 0
         self._process = GuardedProcess([*self._command, "--port", str(port)], self.log_path)
 
     def stop(self) -> None:
@@ -142,7 +152,11 @@ class LocalCluster:
             lock.close()
 
     def connect(self, **arguments: object) -> Cluster:
-        """Return a client; arguments as for `connect`."""
+        """Return a client; arguments as for `connect`.
+
+        Where the environment has credentials for ZooKeeper, the servers have them, and so has it.
+        """
+        arguments.setdefault("credentials", credentials_from(os.environ))
         return connect(self.address, **arguments)  # type: ignore[arg-type]
 
     def wait_until_joined(self, deadline_s: float = _START_DEADLINE_S) -> None:
@@ -157,8 +171,8 @@ class LocalCluster:
                 for server in missing:
                     if not server.alive or time.monotonic() > deadline:
                         raise ServerNotStarted(
-                            f"server {server.number} did not start; see {server.log_path}:"
-                            f"\n{last_lines(server.log_path)}"
+                            f"server {server.number} did not start; see {server.log_path}: "
+                            f"{server.last_words}"
                         )
                 time.sleep(0.02)
 

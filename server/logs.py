@@ -6,10 +6,16 @@ import os
 import sys
 import threading
 from datetime import UTC, datetime
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 logger = logging.getLogger(__name__)
 
+# What a server says on standard error, in plain words, when it ends before it has begun.
+NOT_STARTED = "the server did not start: "
+_TAIL_BYTES = 65_536
+_TAIL_LINES = 20
+_LONGEST = 2000
 # What every record has; anything beyond it was given by `extra` and goes along.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
@@ -51,3 +57,47 @@ def _log_thread_error(error: threading.ExceptHookArgs) -> None:
         name = error.thread.name if error.thread is not None else "a thread"
         exc_info = (error.exc_type, error.exc_value, error.exc_traceback)
         logger.critical("%s died of an error", name, exc_info=exc_info)
+
+
+def last_words(path: Path, since: int = 0) -> str:
+    """Return what a process that has ended said in its log, for people: why it ended, if it did.
+
+    `since`: where in the file its own words begin.
+    """
+    try:
+        with path.open("rb") as log:
+            log.seek(max(since, path.stat().st_size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        text = ""
+    lines = [line for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+    for number, line in reversed(list(enumerate(lines))):
+        if line.startswith(NOT_STARTED):  # Its reason may have several lines.
+            rest = (one for one in lines[number:] if _record_of(one) is None)
+            return _shortened(" ".join(map(str.strip, rest)))
+        record = _record_of(line)
+        if record is not None and record["level"] == "critical":
+            return _shortened(_words_of(record))
+    if not lines:
+        return "it said nothing"
+    record = _record_of(lines[-1])
+    return _shortened(lines[-1].strip() if record is None else _words_of(record))
+
+
+def _record_of(line: str) -> dict[str, Any] | None:
+    """Return the fields of a line that we formatted; None for any other."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) and {"level", "message"} <= fields.keys() else None
+
+
+def _words_of(record: dict[str, Any]) -> str:
+    """Return the message, and the error, if there was one: the last line of its traceback."""
+    traceback = str(record.get("traceback", "")).strip().splitlines()
+    return ": ".join([str(record["message"]), *traceback[-1:]])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

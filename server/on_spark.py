@@ -22,10 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from locks.zookeeper import CREDENTIALS_VARIABLE
 from merge_engine import InvalidInput
 from merge_engine.storage import local_directory
-from server.__main__ import PASSWORD_VARIABLE, TOKEN_VARIABLE, parser, to_config
-from server.config import ServerConfig
+from merge_engine.store_variables import store_variables
+from server.__main__ import parser, to_config
+from server.config import TOKEN_VARIABLE, ServerConfig
 from server.spark_task import Assignment, Ended
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_S = 10.0
 _LOOK_S = 0.1
 _STOP_DEADLINE_S = 60.0
+_SPARKS_CHOICE = "python3"
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def run(
@@ -50,8 +54,10 @@ def run(
     Returns at once: servers start as Spark finds a free core for each. `views`: a directory on the
     executors' machines; unless given, Spark's own temporary one. `options`: as for
     `python -m server`; files that they name have to be on all machines. With `--host auto` each
-    server listens on the address by which its machine reaches ZooKeeper; that needs a token. Token
-    and credentials are taken from this process's environment.
+    server listens on the address by which its machine reaches ZooKeeper; that needs a token. Token,
+    credentials, and what the object store needs (AWS_*, GOOGLE_*, AZURE_*) are taken from this
+    process's environment. Executors run the driver's Python, unless PYSPARK_PYTHON or
+    spark.pyspark.python says otherwise.
     """
     assignments = plan(
         servers=servers, zookeeper=zookeeper, logs=logs, views=views, options=options
@@ -77,7 +83,8 @@ def plan(
     config = _checked(zookeeper, logs, options)
     if servers > 1 and (config.port or config.metrics_port):
         raise InvalidInput("servers may share a machine: leave --port out, and --metrics-port at 0")
-    names = (TOKEN_VARIABLE, PASSWORD_VARIABLE)
+    names = (TOKEN_VARIABLE, CREDENTIALS_VARIABLE)
+    secrets = {name: os.environ[name] for name in names if name in os.environ}
     assignment = Assignment(
         number=0,
         zookeeper=zookeeper,
@@ -86,7 +93,7 @@ def plan(
         host=config.host,
         port=config.port,
         options=tuple(options),
-        environment={name: os.environ[name] for name in names if name in os.environ},
+        environment={**store_variables(), **secrets},
     )
     return [replace(assignment, number=number) for number in range(servers)]
 
@@ -109,6 +116,7 @@ class ServersOnSpark:
 
     def __init__(self, context: Any, assignments: Sequence[Assignment]) -> None:
         self._context = context
+        self._python = executors_python(context)
         self._group = f"tallybook-{uuid.uuid4()}"
         self._stopping = threading.Event()
         self._threads = [
@@ -164,21 +172,22 @@ class ServersOnSpark:
             try:
                 ended = self._run_once(assignment)
                 logger.warning(
-                    "server %d on %s ended after %.1f s, see %s there: %s",
-                    *(assignment.number, ended.host, ended.lasted_s),
-                    *(ended.log_path, ended.last_line),
+                    "%s (server %d on %s ended after %.1f s; its log there is %s)",
+                    *(ended.reason, assignment.number, ended.host, ended.lasted_s),
+                    ended.log_path,
                 )
             except Exception as exc:
                 if not self._stopping.is_set():
-                    logger.warning("server %d was lost: %s", assignment.number, _reason(exc))
+                    logger.warning("%s (server %d was lost)", why_lost(exc), assignment.number)
             healthy = time.monotonic() - began > _HEALTHY_S
             pause_s = _FIRST_PAUSE_S if healthy else min(2 * pause_s, _LONGEST_PAUSE_S)
             self._stopping.wait(pause_s)
 
     def _run_once(self, assignment: Assignment) -> Ended:
         self._context.setJobGroup(self._group, f"tallybook server {assignment.number}")
-        numbers = self._context.parallelize([assignment.number], 1)
-        [ended] = numbers.map(_task(assignment)).collect()
+        servers = self._context.parallelize([assignment.number], 1).map(_task(assignment))
+        servers.ctx = _WithPython(self._context, self._python)
+        [ended] = servers.collect()
         return Ended(**ended)
 
     def _count_tasks(self) -> int:
@@ -228,7 +237,45 @@ def _task(assignment: Assignment) -> Callable[[int], dict[str, Any]]:
     return task
 
 
-def _reason(error: Exception) -> str:
-    """Return what Spark says, in a line: Py4J says another before it, and a stack trace follows."""
-    lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "occurred while calling" not in line), repr(error))
+def executors_python(context: Any) -> str:
+    """Return the Python for the executors: what Spark was told, else the one that runs here.
+
+    Told nothing, Spark takes any `python3` that it finds, which need not have our packages. It
+    looks at spark.pyspark.python in spark-submit only.
+    """
+    told = (
+        context.pythonExec if context.pythonExec != _SPARKS_CHOICE else None,
+        os.environ.get("PYSPARK_PYTHON"),
+        context.getConf().get("spark.pyspark.python"),
+    )
+    return next(filter(None, told), sys.executable)
+
+
+class _WithPython:
+    """A SparkContext, but for the Python of its executors; other jobs of the session keep theirs.
+
+    The name is the one by which jobs ask for it.
+    """
+
+    def __init__(self, context: Any, python: str) -> None:
+        self._context = context
+        self.pythonExec = python
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def why_lost(error: Exception) -> str:
+    """Return what Spark says, in a line: Py4J says another before it, and a stack trace follows.
+
+    If it was Python that failed, on the executor, the line that its traceback ends with.
+    """
+    lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    # The last one: an error that was raised because of another comes after it.
+    for number, line in reversed(list(enumerate(lines))):
+        if line.endswith(_TRACEBACK):
+            below = [one for one in lines[number + 1 :] if not one[0].isspace()]
+            if below:
+                return below[0]
+    said = [line.strip(": ") for line in lines if "occurred while calling" not in line]
+    return said[0] if said else repr(error)

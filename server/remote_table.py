@@ -19,12 +19,14 @@ from merge_engine.batch import read_keys
 from merge_engine.local import OPERATION
 from merge_engine.routing import Route, partition_key, partition_rows, route
 from merge_engine.table import Data, as_arrow, as_deletes
+from recovery.access import Grant, Rows
 from recovery.errors import NotFenced
 from recovery.guard import Writer
 from recovery.writer import TableWriter
 from server.definitions import ClusterTable, evolved
 from server.outgoing import as_one_table, to_messages
 from server.table_reads import TableReads
+from server.uploads import LargePut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,18 @@ class RemoteTable(TableReads):
             buckets={key.key: result for key, result in results.items()},
             sessions=frozenset(sessions),
         )
+
+    def large_put(self, grant: Grant, rows: Rows, chunk_bytes: int) -> LargePut:
+        """Begin a put of any size, for the holder of a column lock; `rows` says how to read it."""
+        if self.schema.partition_by:
+            self._read_partitions()
+        return LargePut(self._access.calls, self._table, grant, rows, chunk_bytes=chunk_bytes)
+
+    def find_fenced(self, target: Route, grant: Grant) -> BucketKey:
+        """Return the bucket of a route; NotFenced if the grant is not for it."""
+        key = self._lead_key(target, create=False).key
+        _term(grant.terms, key)
+        return key
 
     def create_partitions(self, data: Data, schema: Schema | None = None) -> list[BucketKey]:
         """Create the partitions of these rows that do not exist; return the buckets of all."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from locks import LeadKey
 from merge_engine import Column, UnknownColumn
+from merge_engine.scratch import Scratch
 from recovery.scan import BucketScan, ScannedBatch, open_scan
 from server import wire
 from server.definitions import ClusterTable
@@ -26,7 +27,11 @@ _MOST_BATCH_ROWS = 50_000
 class Scanning:
     """Answers scans of the buckets that are hosted here. Safe for threads."""
 
-    def __init__(self, requests: Requests, scanners: Scanners, metrics: Metrics) -> None:
+    def __init__(
+        self, requests: Requests, scanners: Scanners, metrics: Metrics, scratch: Scratch
+    ) -> None:
+        """`scratch`: for masks that do not fit into memory."""
+        self._scratch = scratch
         self._requests = requests
         self._scanners = scanners
         self._metrics = metrics
@@ -73,7 +78,7 @@ class Scanning:
         def pin() -> BucketScan:
             led = self._requests.hosting.get(key)
             read = self._requests.records_of(table)
-            return open_scan(led.bucket, led.key, read, committed=committed)
+            return open_scan(led.bucket, led.key, read, committed=committed, scratch=self._scratch)
 
         return self._scanners.open(key, pin)
 

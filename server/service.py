@@ -1,9 +1,11 @@
 """The Flight calls of a tablet server: each is read, judged, carried out and answered here.
 
-do_put      put         a stream of batches for buckets of this server, one atomic commit each
+do_put      put         a stream of batches for buckets of this server, one atomic commit each;
+                        or a chunk of a large put, see `large_puts`
 do_get      changelog   a bucket's changes
             scan        a bucket's rows
-do_action   lookup, fence, undo, end_recovery, seal, ends, close_scanners, snapshot, status
+do_action   lookup, fence, undo, end_recovery, seal, ends, close_scanners, snapshot, status,
+            advance, forget_put, put_progress
 """
 
 import logging
@@ -27,9 +29,6 @@ from merge_engine import (
     TallybookError,
     Token,
 )
-from merge_engine.batch import read_batch
-from merge_engine.fold import fold
-from merge_engine.hashing import bucket_of
 from merge_engine.parallel import Item, Result, map_all
 from recovery.errors import NotLeader
 from recovery.guard import Writer
@@ -38,12 +37,14 @@ from server import wire
 from server.complaints import Complaints
 from server.definitions import ClusterTable
 from server.errors import BadRequest, ServerFailed
+from server.large_puts import LargePuts, ToRead, read_update
 from server.limits import Admission, Load
 from server.metrics import Metrics
 from server.reading import Reading
 from server.requests import Requests, schema_of
 from server.scanners import Scanners
 from server.scanning import Scanning
+from server.staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         metrics: Metrics,
         *,
         scanners: Scanners,
+        staging: Staging,
         complaints: Complaints | None = None,
         lookup_max_keys: int,
         actions: Mapping[str, Action],
@@ -83,9 +85,14 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         # Not the puts' threads: an undo waits for its bucket, and a put that holds it needs those.
         self._undo_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-undo")
         self._reading = Reading(self._requests, admission, metrics, lookup_max_keys=lookup_max_keys)
-        scanning = Scanning(self._requests, scanners, metrics)
+        scanning = Scanning(self._requests, scanners, metrics, staging.scratch)
         self._streams = {"changelog": self._reading.changelog, "scan": scanning.stream}
+        self._large = LargePuts(requests, staging, admission, metrics, mapper=self._map)
+        self._staging = staging
         self._actions: dict[str, Action] = {
+            "advance": self._large.advance,
+            "forget_put": self._large.forget,
+            "put_progress": self._large.progress,
             "lookup": self._reading.lookup,
             "fence": self._fence,
             "undo": self._undo,
@@ -192,6 +199,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
     # --- Writing --------------------------------------------------------------------------------
 
     def _put(self, fields: wire.Fields, reader: Any) -> dict[str, Any]:
+        if "put" in fields:
+            return self._large.receive(fields, reader.schema, lambda: _chunks(reader))
         session = self._session.name
         table = self._requests.table(fields)
         keys, terms = self._requests.keys(fields, 3)
@@ -261,17 +270,10 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         self, fields: wire.Fields, table: ClusterTable, key: LeadKey, term: int, data: pa.Table
     ) -> LedUpdate:
         led = self._hosting.get(key)
-        rows = read_batch(
-            data,
-            schema_of(fields, table),
-            self._hosting.options,
-            columns=fields.texts("columns"),
-            mode=_mode(fields),
-            operation_column=fields.optional("operation_column", str),
-        )
-        if len(rows) and (bucket_of(rows.keys, table.buckets) != key.key.number).any():
-            raise BadRequest(f"a put to bucket {key} has rows of other buckets")
-        update = fold(rows, table.history.key_codec)
+        operation = fields.optional("operation_column", str)
+        version = schema_of(fields, table).version
+        how = ToRead(fields.texts("columns"), _mode(fields), operation, version)
+        update = read_update(self._requests, table, key, data, how)
         return LedUpdate(bucket=led, update=update, term=term if term >= 0 else None)
 
     def _fence(self, body: pa.Buffer) -> dict[str, Any]:
@@ -281,9 +283,14 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         table = self._requests.table(fields)
         record = self._session.coordinator.record(table.table, writer.owner)
         columns = fields.integers("columns")
+        terms = [bucket.fence(writer, columns, record) for bucket in led]
+        self._staging.drop_before(table.table_id, writer)
+        options = self._hosting.options
         return {
             "session": session,
-            "terms": [bucket.fence(writer, columns, record) for bucket in led],
+            "terms": terms,
+            "put_max_rows": options.put_max_rows,
+            "put_max_bytes": options.put_max_bytes,
         }
 
     def _undo(self, body: pa.Buffer) -> dict[str, Any]:

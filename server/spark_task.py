@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kazoo.hosts import collect_hosts
 
-from locks.guarded import GuardedProcess, last_lines
+from locks.guarded import GuardedProcess
+from server.logs import last_words
 
 # As --host: whatever address the machine of the executor has.
 AUTO_HOST = "auto"
@@ -22,8 +23,8 @@ _LOOK_S = 0.1
 class Assignment:
     """A server to run. `number` tells it from the other servers of the application.
 
-    `environment` is set for the server only, and carries the secrets: options are seen by
-    everybody on the machine.
+    `environment` is set for the server only, over that of the executor, and carries the secrets:
+    options are seen by everybody on the machine.
     """
 
     number: int
@@ -38,12 +39,12 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a server ended: where it was, how long it ran, and what it logged last."""
+    """How a server ended: why, as far as it said so; where it was, and how long it ran."""
 
+    reason: str
     host: str
     log_path: str
     lasted_s: float
-    last_line: str
 
 
 def serve(assignment: Assignment) -> Ended:
@@ -55,6 +56,7 @@ def serve(assignment: Assignment) -> Ended:
     directory = _directory(assignment)
     directory.mkdir(parents=True, exist_ok=True)
     log_path = directory / "server.log"
+    said_before = log_path.stat().st_size if log_path.exists() else 0
     began, executor = time.monotonic(), os.getppid()
     packages = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -63,13 +65,15 @@ def serve(assignment: Assignment) -> Ended:
     try:
         while process.alive and os.getppid() == executor:
             time.sleep(_LOOK_S)
+        killed_by = process.killed_by
     finally:
         process.end(politely=False)
+    words = last_words(log_path, said_before)
     return Ended(
+        reason=words if killed_by is None else f"killed by {killed_by}, after it said: {words}",
         host=socket.gethostname(),
         log_path=str(log_path),
         lasted_s=time.monotonic() - began,
-        last_line=last_lines(log_path, 1),
     )
 
 

@@ -1,6 +1,6 @@
 """What all calls to a table of a cluster need: where its buckets are, and who is asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from locks import BucketKey, Coordinator, LeadKey
@@ -109,11 +109,13 @@ class TableCalls:
         answer: str,
         patient: bool = True,
         check_partitions: bool = False,
+        seen: Callable[[wire.Fields], None] = lambda _: None,
     ) -> tuple[dict[BucketKey, Any], frozenset[str]]:
         """Call an action for many buckets, once per server.
 
         Returns what `answer` says of each bucket, and the sessions of the servers that answered.
         `check_partitions`: PartitionGone for a bucket that nobody leads because it is no more.
+        `seen`: gets every answer.
         """
         table = self._table
         sessions: set[str] = set()
@@ -125,6 +127,7 @@ class TableCalls:
                 self._access.calls.connections.action(address, action, body, timeout_s)
             )
             sessions.add(reply.get("session", str))
+            seen(reply)
             return dict(zip(keys, reply.get(answer, list), strict=True))
 
         keys = [LeadKey(self.table_id, key) for key in rows]

@@ -14,6 +14,7 @@ import pyarrow as pa
 from locks import CoordinationError, Coordinator, Heartbeat, Server, ZooKeeperStore
 from locks.catalog import create_if_missing
 from merge_engine import InvalidInput, TallybookError, open_storage
+from merge_engine.scratch import Scratch
 from merge_engine.storage import local_directory
 from recovery.errors import NotLeader
 from server.complaints import Complaints
@@ -23,17 +24,23 @@ from server.dropped import Janitor
 from server.hosting import CHECKPOINTS, Hosting
 from server.leadership import Leadership
 from server.limits import Admission
+from server.log_store import check_log_store
 from server.maintenance import Maintenance
 from server.metrics import Labels, Metrics
 from server.metrics_endpoint import MetricsEndpoint
+from server.open_zookeeper import check_closed
 from server.requests import Requests
 from server.scanners import Scanners
 from server.security import Gate, check_certificate
 from server.service import TabletService
+from server.staging import SPOOL, Staging
+from server.views_lock import ViewsLock
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_S = 0.2
+_JOIN_AGAIN_S = 1.0
+_JOINING = "joining the cluster"
 _LINGER_S = 1.0  # Longer than clients pause between two attempts.
 _STOP_DEADLINE_S = 30.0
 _CLOSE_DEADLINE_S = 5.0
@@ -52,10 +59,15 @@ class TabletServer:
         for directory in (local_directory(self._logs), config.views):
             if directory is not None:
                 _check_writable(directory)
-        storage = open_storage(self._logs, **config.storage_settings)
+        storage = self._storage = open_storage(self._logs, **config.storage_settings)
+        self._views_lock = ViewsLock(config.views)
         self._scanners = Scanners(config.scanners)
-        # What a killed server was about to upload.
-        shutil.rmtree(config.views / CHECKPOINTS, ignore_errors=True)
+        spool = Scratch(
+            config.views / SPOOL,
+            max_bytes=config.spool.max_bytes,
+            min_free_bytes=config.spool.min_free_bytes,
+        )
+        self._staging = Staging(spool, ttl_s=config.spool.ttl_s)
         self._hosting = Hosting(
             storage,
             config.views,
@@ -101,15 +113,25 @@ class TabletServer:
         return self._hosting
 
     def start(self, deadline_s: float = 60.0) -> "TabletServer":
-        """Join the cluster; returns when the server is known to it, before its buckets are open."""
-        if self._config.metrics_port is not None:
-            self._endpoint = MetricsEndpoint(self._metrics, self._config)
-        self._thread.start()
-        if not self._joined.wait(deadline_s) or self._failed is not None:
+        """Join the cluster; returns when the server is known to it, before its buckets are open.
+
+        InUse if another server has the directory of the views.
+        """
+        try:
+            self._views_lock.take()
+            # What a killed server was about to upload, and what it had tried.
+            for left in (CHECKPOINTS, SPOOL):
+                shutil.rmtree(self._config.views / left, ignore_errors=True)
+            if self._config.metrics_port is not None:
+                self._endpoint = MetricsEndpoint(self._metrics, self._config)
+            self._thread.start()
+            if not self._joined.wait(deadline_s) or self._failed is not None:
+                raise self._failed or InvalidInput(
+                    f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s"
+                )
+        except BaseException:
             self.stop()
-            raise self._failed or InvalidInput(
-                f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s"
-            )
+            raise
         self._maintenance.start()
         return self
 
@@ -127,7 +149,9 @@ class TabletServer:
         if self._thread.ident is not None:
             self._thread.join()
         self._hosting.close_all()
+        self._views_lock.release()
         self._scanners.shutdown()
+        self._staging.shutdown()
         if self._admission.turned_away:
             # Clients that were told to come again learn by that where to go. A call that the
             # shutdown cut off would be one of unknown outcome to them.
@@ -157,25 +181,47 @@ class TabletServer:
         self.stop()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._join()
-                assert self._leadership is not None
-                self._leadership.run()
-            except (CoordinationError, TallybookError) as exc:
-                if isinstance(exc, InvalidInput) or not self._joined.is_set():
-                    self._failed = exc
-                    self._joined.set()
-                    self._leave()
-                    return
-                logger.warning("left the cluster: %s", exc)
-            except Exception:
-                logger.exception("left the cluster")
+        while not self._stopping.is_set() and self._failed is None:
+            joined = self._try_to_join()
+            # Whoever stopped it meanwhile found no leads that it could have ended.
+            if joined and not self._stopping.is_set():
+                self._lead()
             self._leave()
-            self._stopping.wait(_RECONNECT_S)
+            if self._failed is not None:
+                self._joined.set()
+            self._stopping.wait(_RECONNECT_S if joined else _JOIN_AGAIN_S)
+
+    def _try_to_join(self) -> bool:
+        """Join the cluster. What is in the way the first time is for whoever starts the server.
+
+        Later there is nobody to tell, and it may pass: it is tried again, whatever it is.
+        """
+        try:
+            self._join()
+        except Exception as exc:
+            if not self._joined.is_set():
+                self._failed = exc
+            elif isinstance(exc, CoordinationError | TallybookError):
+                self._complaints.complain(_JOINING, str(exc))
+            else:
+                logger.exception("cannot join the cluster")
+            return False
+        self._complaints.over(_JOINING)
+        return True
+
+    def _lead(self) -> None:
+        """Lead what is to be led, until the session is lost or the server stops."""
+        assert self._leadership is not None
+        try:
+            self._leadership.run()
+        except (CoordinationError, TallybookError) as exc:
+            logger.warning("left the cluster: %s", exc)
+        except Exception:
+            logger.exception("left the cluster")
 
     def _join(self) -> None:
         config = self._config
+        check_log_store(self._storage, self._logs)
         store = ZooKeeperStore(
             config.zookeeper,
             session_timeout_s=config.session_timeout_s,
@@ -183,7 +229,9 @@ class TabletServer:
         )
         self._store = store
         coordinator = Coordinator(store)
-        self._check_storage(store)
+        if config.checks_zookeeper:
+            check_closed(store, config.zookeeper)
+        self._check_location(store)
         self._heartbeat = Heartbeat(store).start()
         server = coordinator.register_server(self.address)
         self._coordinator, self._server = coordinator, server
@@ -206,7 +254,7 @@ class TabletServer:
         if store is not None:
             store.close()
 
-    def _check_storage(self, store: ZooKeeperStore) -> None:
+    def _check_location(self, store: ZooKeeperStore) -> None:
         """All servers of a cluster have one log storage: in another one they would find nothing."""
         create_if_missing(store, 30.0, STORAGE, self._logs.encode())
         node = store.read(STORAGE)
@@ -234,6 +282,8 @@ class TabletServer:
         self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
         self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
         self._metrics.gauge("scanners", lambda: {(): len(self._scanners)})
+        self._metrics.gauge("spooled_puts", lambda: {(): len(self._staging)})
+        self._metrics.gauge("spooled_bytes", lambda: {(): self._staging.scratch.used_bytes})
         self._metrics.gauge("scanners_reaped", lambda: {(): self._scanners.reaped})
         self._metrics.gauge("log_end_offset", self._end_offsets)
         self._metrics.gauge("owner_epoch", self._owner_epochs)
@@ -244,6 +294,7 @@ class TabletServer:
                 self._admission,
                 self._metrics,
                 scanners=self._scanners,
+                staging=self._staging,
                 complaints=self._complaints,
                 lookup_max_keys=config.limits.lookup_max_keys,
                 actions={

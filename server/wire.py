@@ -289,10 +289,14 @@ class Checksum:
         As it arrived, it may keep any amount: a message can have far more in it than its batch.
         Where the values are is checked here; what they are, by `validate(full=True)`.
         """
+        data = self.keep(batch)
+        return pa.ipc.read_record_batch(data, batch.schema), data.size
+
+    def keep(self, batch: pa.RecordBatch) -> pa.Buffer:
+        """Take in a batch that arrived; return its bytes, which hold nothing but its values."""
         try:
             batch.validate()
-            data = self.add(batch)
-            return pa.ipc.read_record_batch(data, batch.schema), data.size
+            return self.add(batch)
         except pa.ArrowException as exc:
             raise BadRequest(f"a put whose batches are damaged: {exc}") from exc
 

@@ -1,13 +1,25 @@
 """The writer's boundary over Flight: see `recovery.access`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from locks import BucketKey, Coordinator, Table
 from merge_engine import PutResult, Schema
 from recovery.access import Answers, Grant, Rows, Terms
 from recovery.guard import Writer
+from recovery.parts import PartCutter, PartSizes
+from server import wire
+from server.outgoing import as_one_table
 from server.remote_table import RemoteTable, to_result
+
+# Up to as many rows as so many parts have go in one call per server.
+_SMALL_PARTS = 4
+_DEFAULT_SIZES = PartSizes()
 
 
 class Connection(Protocol):
@@ -34,6 +46,7 @@ class RemoteAccess:
         self._cluster = cluster
         self._table = table
         self._owns_cluster = False
+        self.sizes = PartSizes()
 
     @property
     def coordinator(self) -> Coordinator:
@@ -59,7 +72,10 @@ class RemoteAccess:
         return self._table.bucket_keys()
 
     def create_partitions(self, rows: Rows) -> list[BucketKey]:
-        return self._table.create_partitions(rows.data, schema=rows.schema)
+        found: dict[BucketKey, None] = {}
+        for piece in rows.pieces(rows.schema or self.schema):
+            found.update(dict.fromkeys(self._table.create_partitions(piece, schema=rows.schema)))
+        return list(found)
 
     def fence(
         self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketKey]
@@ -67,7 +83,12 @@ class RemoteAccess:
         fields = {**_of(writer), "columns": sorted(columns)}
         rows: dict[BucketKey, list[int]] = {key: [] for key in keys}
         # A fence waits for a leader: it is how the writer gets to know the new one.
-        return Answers(*self._table.call("fence", fields, rows, answer="terms"))
+        return Answers(*self._table.call("fence", fields, rows, answer="terms", seen=self._learn))
+
+    def _learn(self, answer: wire.Fields) -> None:
+        """Keep what we send within the limits of all servers that we have met."""
+        limits = answer.get("put_max_rows", int), answer.get("put_max_bytes", int)
+        self.sizes = self.sizes.within(*limits)
 
     def undo(
         self,
@@ -86,7 +107,7 @@ class RemoteAccess:
         return self._ends("end_recovery", _of(writer), terms)
 
     def put(self, grant: Grant, rows: Rows, *, try_only: bool = False) -> Answers[PutResult]:
-        return put(self._table, grant, rows, try_only=try_only)
+        return put(self._table, grant, rows, self.sizes, try_only=try_only)
 
     def seal(self, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
         return self._ends("seal", {**_of(writer), "batch": batch}, terms)
@@ -109,9 +130,58 @@ class RemoteAccess:
 
 
 def put(
-    table: RemoteTable, grant: Grant, rows: Rows, *, try_only: bool = False
+    table: RemoteTable,
+    grant: Grant,
+    rows: Rows,
+    sizes: PartSizes = _DEFAULT_SIZES,
+    *,
+    try_only: bool = False,
 ) -> Answers[PutResult]:
-    """Put rows under a grant; for whoever has the table, such as a Spark task."""
+    """Put rows under a grant; for whoever has the table, such as a Spark task.
+
+    A few rows are one call per server, and all its buckets try the merge before the first one
+    writes; so is a promised batch, whatever its size. More go in parts. Pieces are asked for once.
+    """
+    pieces = rows.pieces(rows.schema or table.schema)
+    first: list[pa.Table] = []
+    for piece in pieces:
+        first.append(piece)
+        if not grant.promised and not _is_small(first, sizes):
+            return _put_large(table, grant, rows, chain(first, pieces), sizes, try_only=try_only)
+    if not first:
+        return Answers({}, frozenset())
+    whole = replace(rows, data=pa.concat_tables(first))
+    return _put_small(table, grant, whole, try_only=try_only)
+
+
+def _is_small(pieces: Sequence[pa.Table], sizes: PartSizes) -> bool:
+    rows, size = sum(one.num_rows for one in pieces), sum(one.nbytes for one in pieces)
+    return bool(rows <= _SMALL_PARTS * sizes.rows and size <= sizes.chunk_bytes)
+
+
+def _put_large(
+    table: RemoteTable,
+    grant: Grant,
+    rows: Rows,
+    pieces: Iterable[pa.Table],
+    sizes: PartSizes,
+    *,
+    try_only: bool,
+) -> Answers[PutResult]:
+    schema = rows.schema or table.schema
+    cutter = PartCutter(schema, table.buckets, lambda to: table.find_fenced(to, grant), sizes)
+    large = table.large_put(grant, replace(rows, schema=schema), sizes.chunk_bytes)
+    with closing(large):
+        for piece in pieces:
+            large.add(cutter.add(as_one_table(piece)))
+        large.add(cutter.rest())
+        return large.run(try_only=try_only)
+
+
+def _put_small(
+    table: RemoteTable, grant: Grant, rows: Rows, *, try_only: bool
+) -> Answers[PutResult]:
+    assert not callable(rows.data)
     result = table.put(
         rows.data,
         columns=rows.columns,

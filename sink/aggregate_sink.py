@@ -6,6 +6,7 @@ events.writeStream.foreachBatch(sink).option("checkpointLocation", "chk/customer
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from foundation import forks
 from locks import CoordinationError, Fenced
 from locks import UnknownColumn as UnknownColumnToLock
 from merge_engine import InvalidInput, InvalidValue, PutResult, UnknownColumn
@@ -86,6 +88,7 @@ class AggregateSink:
             columns=tuple(columns),
             options=self._options,
         )
+        self._process = os.getpid()
         self._calls = threading.Lock()
         self._session: Session | None = None
         self._last_writer: TableWriter | None = None
@@ -104,7 +107,12 @@ class AggregateSink:
         return self._status.to_dict(self._last_writer)
 
     def close(self) -> None:
-        """Release the lock, or abandon it if a batch is uncommitted. Closing twice is fine."""
+        """Release the lock, or abandon it if a batch is uncommitted. Closing twice is fine.
+
+        In a process that was forked from the query's it does nothing: the lock is the query's.
+        """
+        if forks.is_inherited(self._process):
+            return
         with self._calls:
             session, self._session = self._session, None
         if session is not None:
@@ -245,6 +253,7 @@ class AggregateSink:
             grant=grant,
             reader=session.reader,
             names=session.input.names(),
+            sizes=session.sizes,
             partitions=session.fenced_partitions(grant),
             quarantine=place,
             exclude=dict(batch.refused),
@@ -311,7 +320,7 @@ class AggregateSink:
 
 
 def _rows_in(rows: Rows) -> int:
-    return len(rows.data)
+    return len(rows.data) if isinstance(rows.data, pa.Table) else 0
 
 
 def _bytes_in(rows: Rows) -> int:

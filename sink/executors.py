@@ -1,27 +1,31 @@
 """The executors' route: tasks fold their rows, Spark brings those of a bucket together, tasks put.
 
-Folded rows travel as bytes, in one row per source partition and bucket: (bucket, order, payload).
-So Spark's types do not matter, and order-sensitive functions see the source partitions in their
-order, whatever the shuffle does. Tasks return their outcome as rows: an error that Spark would
-retry in vain, or report as text only, comes back with its class. What a task raises is for a retry
-to cure.
+Folded rows travel as bytes, in one row per bucket and piece of a source partition: (bucket,
+position, piece, payload). So Spark's types do not matter, and order-sensitive functions see the
+source partitions in their order, whatever the shuffle does. A piece is as much as memory holds
+well; what is more than that, Spark sorts by bucket and spills. Tasks return their outcome as text:
+an error that Spark would retry in vain, or report as text only, comes back with its class. What a
+task raises is for a retry to cure.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from locks import BucketKey, CoordinationError, SessionLost
-from merge_engine import AggMode, InvalidValue, PutResult, TallybookError
+from merge_engine import InvalidValue, PutResult, TallybookError
 from merge_engine.batch import read_keys
 from merge_engine.failpoints import hit
 from merge_engine.hashing import bucket_of
+from merge_engine.options import MEBIBYTE
 from merge_engine.routing import route
-from recovery.access import Answers, Grant, Rows
+from recovery.access import Answers, Grant
+from recovery.parts import PartSizes
 from server import wire
 from server.client import Cluster, Recipe
 from server.definitions import ClusterTable
@@ -31,10 +35,14 @@ from sink.frames import renamed
 from sink.quarantine import Quarantine
 from sink.rows import RowReader
 
-FOLDED = "bucket INT, position BIGINT, payload BINARY"
-OUTCOME = "outcome STRING"
+FOLDED = "bucket INT, position BIGINT, piece INT, payload BINARY"
 # What is for nobody's bucket carries counts, or an error, to whoever gathers the outcomes.
 _NO_BUCKET = -1
+# A task folds so much at a time.
+_PIECE_ROWS = 250_000
+_PIECE_BYTES = 32 * MEBIBYTE
+# Up to so many rows are kept to show one of them in an error.
+_SAMPLED_ROWS = 100_000
 
 # The connections of this Python worker, which its tasks share.
 _clusters: dict[str, Cluster] = {}
@@ -54,6 +62,7 @@ class Job:
     grant: Grant
     reader: RowReader
     names: Mapping[str, str]
+    sizes: PartSizes
     partitions: frozenset[bytes] | None = None
     quarantine: Quarantine | None = None
     exclude: Mapping[bytes, str] = field(default_factory=dict)
@@ -81,10 +90,11 @@ def put_from_executors(frame: Any, job: Job, partitions: int) -> Outcome:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     folded = renamed(frame, job.names).mapInArrow(_folding(job), FOLDED)
-    outcomes = folded.repartitionById(partitions, F.col("bucket")).mapInArrow(
-        _putting(job), OUTCOME
-    )
-    return _gather([json.loads(row.outcome) for row in outcomes.collect()])
+    by_bucket = folded.repartitionById(partitions, F.col("bucket"))
+    ordered = by_bucket.sortWithinPartitions("bucket", "position", "piece")
+    # Not by Arrow, which would bring thousands of payloads at a time: row by row, as they are read.
+    outcomes = ordered.rdd.mapPartitions(_putting(job)).collect()
+    return _gather([json.loads(outcome) for outcome in outcomes])
 
 
 def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -93,104 +103,139 @@ def _folding(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
 
         context = TaskContext.get()
         part = 0 if context is None else context.partitionId()
-        gathered = list(batches)
-        if not gathered:
-            return
-        data = pa.Table.from_batches(gathered)
-        try:
-            read = job.reader.read(data, job.exclude)
-        except TallybookError as exc:
-            yield _folded({_NO_BUCKET: json.dumps(_failure(exc)).encode()}, part)
-            return
-        staged = []
-        if len(read.refused) and job.quarantine is not None:
-            staged = [job.quarantine.stage(read.refused, part)]
-        table = read.rows.data
-        assert isinstance(table, pa.Table)
-        keys = read_keys(table, job.reader.schema)
-        numbers = bucket_of(keys, job.table.buckets).astype(np.int64)
-        order = np.argsort(numbers, kind="stable")
-        bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-        parts = np.split(order, bounds[1:]) if len(order) else []
-        told = {
-            "rows": len(data),
-            "refused": len(read.refused),
-            "staged": staged,
-            "refused_keys": {key.hex(): why for key, why in read.refused_keys.items()},
-        }
-        payloads = {
-            int(numbers[at[0]]): _payload(table.take(pa.array(at)), read.rows) for at in parts
-        }
-        yield _folded({**payloads, _NO_BUCKET: json.dumps(told).encode()}, part)
+        for piece, data in enumerate(_gathered(batches)):
+            try:
+                payloads = _fold_piece(job, data, f"{part}-{piece}" if piece else str(part))
+            except TallybookError as exc:
+                failure = json.dumps(_failure(exc)).encode()
+                yield _folded({_NO_BUCKET: failure}, part, piece)
+                return
+            yield _folded(payloads, part, piece)
 
     return fold
 
 
-def _folded(payloads: Mapping[int, bytes], part: int) -> pa.RecordBatch:
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows in pieces that are worth folding, and not too large for it."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _fold_piece(job: Job, data: pa.Table, part: str) -> dict[int, bytes]:
+    """Return the folded rows by bucket, and what is to be told about them."""
+    read = job.reader.read(data, job.exclude)
+    staged = []
+    if len(read.refused) and job.quarantine is not None:
+        staged = [job.quarantine.stage(read.refused, part)]
+    table = read.rows.data
+    assert isinstance(table, pa.Table)
+    keys = read_keys(table, job.reader.schema)
+    numbers = bucket_of(keys, job.table.buckets).astype(np.int64)
+    order = np.argsort(numbers, kind="stable")
+    bounds = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    parts = np.split(order, bounds[1:]) if len(order) else []
+    told = {
+        "rows": len(data),
+        "refused": len(read.refused),
+        "staged": staged,
+        "refused_keys": {key.hex(): why for key, why in read.refused_keys.items()},
+    }
+    payloads = {int(numbers[at[0]]): _payload(table.take(pa.array(at))) for at in parts}
+    return {**payloads, _NO_BUCKET: json.dumps(told).encode()}
+
+
+def _folded(payloads: Mapping[int, bytes], part: int, piece: int) -> pa.RecordBatch:
+    count = len(payloads)
     return pa.record_batch(
         {
             "bucket": pa.array(list(payloads), pa.int32()),
-            "position": pa.array([part] * len(payloads), pa.int64()),
+            "position": pa.array([part] * count, pa.int64()),
+            "piece": pa.array([piece] * count, pa.int32()),
             "payload": pa.array(list(payloads.values()), pa.binary()),
         }
     )
 
 
-def _payload(table: pa.Table, rows: Rows) -> bytes:
-    fields = {
-        "columns": list(rows.columns or ()),
-        "mode": int(rows.mode),
-        "operation_column": rows.operation_column,
-    }
-    return bytes(wire.frame(fields, table.schema, table.combine_chunks().to_batches()))
+def _payload(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())
 
 
-def _putting(job: Job) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def put_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        folded = [row for batch in batches for row in batch.to_pylist()]
-        told = [row["payload"].decode() for row in folded if row["bucket"] == _NO_BUCKET]
-        yield from map(_outcome, told)
-        # One put per bucket and batch, in the order of the source's partitions.
-        parts = sorted(
-            (row for row in folded if row["bucket"] != _NO_BUCKET),
-            key=lambda row: (row["bucket"], row["position"]),
-        )
-        if parts:
-            yield _outcome(json.dumps(_put(job, parts)))
+def _putting(job: Job) -> Callable[[Iterator[Any]], Iterator[str]]:
+    def put_all(rows: Iterator[Any]) -> Iterator[str]:
+        folded = iter(rows)
+        first = None
+        for row in folded:  # What is told comes before all buckets.
+            if row.bucket != _NO_BUCKET:
+                first = row
+                break
+            yield bytes(row.payload).decode()
+        if first is not None:
+            yield json.dumps(_put(job, chain([first], folded)))
 
     return put_all
 
 
-def _put(job: Job, folded: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    read = [wire.unframe(pa.py_buffer(row["payload"])) for row in folded]
-    tables = [pa.Table.from_batches(batches) for _, batches in read if batches]
-    with_operations = [fields for fields, _ in read if "operation_column" in fields]
-    operation = with_operations[0].get("operation_column", str) if with_operations else None
-    if operation is not None:
-        tables = [_with_operations(table, operation) for table in tables]
-    fields = read[0][0]
-    table = pa.concat_tables(tables)
-    rows = Rows(
-        data=table,
-        columns=fields.texts("columns"),
-        mode=AggMode(fields.get("mode", int)),
-        operation_column=operation,
-        schema=job.reader.schema,
-    )
-    missing = _missing_partitions(job, table)
-    if missing:
-        return {"missing_partitions": [key.hex() for key in missing]}
+class _Unfolded:
+    """The rows of a task, payload by payload, and what was seen of them."""
+
+    def __init__(self, job: Job, folded: Iterator[Any]) -> None:
+        self._job = job
+        self._folded = folded
+        self.missing: set[bytes] = set()
+        self.rows = 0
+        self.bytes = 0
+        self.sample: list[pa.Table] = []
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the tables, once; if a partition is missing, nothing more, and an error."""
+        for row in self._folded:
+            with pa.ipc.open_stream(pa.py_buffer(row.payload)) as reader:
+                table = reader.read_all()
+            self.missing |= _missing_partitions(self._job, table)
+            if self.missing:  # Nothing is put; but all that are missing are told at once.
+                continue
+            self.rows += table.num_rows
+            self.bytes += table.nbytes
+            if self.rows <= _SAMPLED_ROWS:
+                self.sample.append(table)
+            yield table
+        if self.missing:
+            raise _Missing
+
+
+class _Missing(Exception):
+    """Rows of partitions that are not there: nothing of the task is put."""
+
+
+def _put(job: Job, folded: Iterator[Any]) -> dict[str, Any]:
+    unfolded = _Unfolded(job, folded)
     hit("task.before_put")
     try:
-        answers = _put_connected(job, rows)
+        answers = _put_connected(job, unfolded)
+    except _Missing:
+        return {"missing_partitions": [key.hex() for key in sorted(unfolded.missing)]}
     except InvalidValue as exc:
-        return _failure(exc if job.quarantine else job.reader.with_sample(exc, table))
+        if job.quarantine is None and unfolded.sample:
+            return _failure(job.reader.with_sample(exc, pa.concat_tables(unfolded.sample)))
+        return _failure(exc)
     except (TallybookError, CoordinationError) as exc:
         return _failure(exc)
     hit("task.put")
     return {
-        "keys": table.num_rows,
-        "bytes": table.nbytes,
+        "keys": unfolded.rows,
+        "bytes": unfolded.bytes,
         "sessions": sorted(answers.sessions),
         "results": [
             [*key, result.base_offset, result.end_offset, int(result.repeated)]
@@ -208,31 +253,24 @@ def _missing_partitions(job: Job, table: pa.Table) -> set[bytes]:
     return {target.partition_key for target in routes} - job.partitions
 
 
-def _with_operations(table: pa.Table, name: str) -> pa.Table:
-    """A part without deletes has no operation column: all its rows are upserts."""
-    if name in table.column_names:
-        return table
-    return table.append_column(name, pa.array(np.zeros(table.num_rows, np.int8)))
+def _put_connected(job: Job, unfolded: _Unfolded) -> Answers[PutResult]:
+    """Put over the worker's connection, unless its session was lost since: then over a new one.
 
-
-def _put_connected(job: Job, rows: Rows) -> Answers[PutResult]:
-    """Put over the worker's connection; if its session was lost since, over a new one."""
+    That is found out before the first row is read: rows come only once.
+    """
     try:
-        return put(_table(job), job.grant, rows)
+        _cluster(job).coordinator.store.sync()
     except SessionLost:
         _clusters.pop(job.recipe.address).close()
-        return put(_table(job), job.grant, rows)
+    table = RemoteTable(_cluster(job), job.table)
+    return put(table, job.grant, job.reader.to_rows(unfolded.tables), job.sizes)
 
 
-def _table(job: Job) -> RemoteTable:
+def _cluster(job: Job) -> Cluster:
     address = job.recipe.address
     if address not in _clusters:
         _clusters[address] = job.recipe.connect()
-    return RemoteTable(_clusters[address], job.table)
-
-
-def _outcome(text: str) -> pa.RecordBatch:
-    return pa.record_batch({"outcome": pa.array([text], pa.string())})
+    return _clusters[address]
 
 
 def _failure(error: Exception) -> dict[str, Any]:

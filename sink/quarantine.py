@@ -38,7 +38,7 @@ class Quarantine:
     batch: int
     epoch: int
 
-    def stage(self, rows: pa.Table, part: int = 0) -> str:
+    def stage(self, rows: pa.Table, part: str = "0") -> str:
         """Write the rows of one part where readers do not look; return the file's name."""
         filesystem, directory = _open(self.path)
         filesystem.create_dir(directory, recursive=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from merge_engine import InvalidInput
 from recovery.access import Grant
+from recovery.parts import PartSizes
 from recovery.redo import RedoLog
 from recovery.writer import TableWriter, WriterState
 from server.client import Cluster, connect
@@ -113,6 +114,13 @@ class Session:
         access = self.writer.access
         assert isinstance(access, RemoteAccess)
         return access.remote
+
+    @property
+    def sizes(self) -> PartSizes:
+        """In which parts the servers take a large batch."""
+        access = self.writer.access
+        assert isinstance(access, RemoteAccess)
+        return access.sizes
 
     def start(self) -> None:
         """Claim the owner for this run of the query, then acquire the lock and recover."""

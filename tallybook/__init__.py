@@ -1,5 +1,6 @@
 """Tallybook: aggregate tables that merge on write. `import tallybook as tb`."""
 
+from foundation import UsedAfterFork
 from locks import BucketKey, UnknownLease
 from merge_engine import (
     AggFunction,
@@ -110,6 +111,7 @@ __all__ = [
     "UnknownOrExpiredScannerError",
     "UnknownOutcome",
     "UnknownSchema",
+    "UsedAfterFork",
     "WrongType",
     "connect",
 ]

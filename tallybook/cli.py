@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from locks import CoordinationError
+from locks.zookeeper import CREDENTIALS_VARIABLE
 from merge_engine import TallybookError
-from server.__main__ import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from server.__main__ import main as serve_here
 from server.__main__ import parser as server_parser
 from server.client import connect
+from server.config import TOKEN_VARIABLE, credentials_from
 from server.logs import configure
 
 _SERVE = """\
 Run a tablet server here until SIGTERM or SIGINT; or, with --on-spark, several of them as a
 long-running Spark application."""
 _SECRETS = f"""\
-Secrets are taken from the environment: {TOKEN_VARIABLE}, the token that clients have to show, and
-{PASSWORD_VARIABLE} (user:password)."""
+Secrets are taken from the environment: {TOKEN_VARIABLE}, the token that calls to servers have to
+show, and {CREDENTIALS_VARIABLE} (user:password), which closes the catalogue to others."""
 _ON_SPARK_NOTES = """
 On Spark, --views may be left out, --port is chosen, and --host auto means the address by which a
-machine reaches ZooKeeper."""
+machine reaches ZooKeeper. Variables of the object store (AWS_*, GOOGLE_*, AZURE_*) go to the
+servers. They run this Python, unless PYSPARK_PYTHON or spark.pyspark.python says otherwise."""
 # Stands for --views where Spark's own directory will do.
 _NO_VIEWS = "\0"
 _LOOK_S = 0.2
@@ -117,7 +119,6 @@ def _serve_on_spark(arguments: argparse.Namespace, of_server: Sequence[str]) -> 
 
 def _status(arguments: argparse.Namespace) -> int:
     token = os.environ.get(TOKEN_VARIABLE)
-    user, _, password = os.environ.get(PASSWORD_VARIABLE, "").partition(":")
     try:
         if arguments.token_file is not None:
             token = arguments.token_file.read_text().strip()
@@ -125,7 +126,7 @@ def _status(arguments: argparse.Namespace) -> int:
             arguments.address,
             token=token or None,
             tls_root=arguments.tls_root,
-            credentials=(user, password) if user else None,
+            credentials=credentials_from(os.environ),
             deadline_s=arguments.deadline,
             attempt_s=arguments.deadline,
         ) as cluster:
@@ -138,25 +139,28 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def status_lines(servers: Iterable[dict[str, Any]]) -> list[str]:
-    """Return a table: one line per server, with the buckets that it leads below it."""
+    """Return a table: one line per server, with its buckets below it; then what is wrong."""
     rows: list[tuple[str, ...]] = [
         ("SERVER", "PID", "UP", "TABLE", "BUCKET", "TERM", "LOG", "OWNERS")
     ]
+    problems: list[str] = []
     for server in servers:
         if "error" in server:
             rows.append((server["address"], *["-"] * 6, f"({server['error']})"))
             continue
         who = (server["address"], str(server["pid"]), f"{server['uptime_s']:.0f} s")
-        lines = [*map(_bucket_cells, server["buckets"]), *map(_unopened_cells, server["unopened"])]
-        for cells in lines or [("-",) * 5]:
+        problems += [f"! {who[0]}: {what}: {why}" for what, why in server["problems"].items()]
+        found = [*map(_bucket_cells, server["buckets"]), *map(_unopened_cells, server["unopened"])]
+        for cells in found or [("-",) * 5]:
             rows.append((*who, *cells))
             who = ("", "", "")
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
+    lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
+    return [*lines, *problems]
 
 
 def _unopened_cells(bucket: dict[str, Any]) -> tuple[str, ...]:
-    return (bucket["table"], bucket["bucket"], "-", "-", f"(cannot be opened: {bucket['why']})")
+    return (bucket["table"], bucket["bucket"], "-", "-", "(cannot be opened: see below)")
 
 
 def _bucket_cells(bucket: dict[str, Any]) -> tuple[str, ...]:

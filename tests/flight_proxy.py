@@ -1,7 +1,11 @@
-"""A proxy before a tablet server that cuts connections after so many bytes of answers."""
+"""A proxy before a tablet server that cuts connections after so many bytes of answers.
+
+Or makes the way long: answers arrive a while after they were sent.
+"""
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -11,9 +15,13 @@ from server.connections import Connections
 
 
 class FlightProxy:
-    """Passes bytes on; each of `cuts` ends all connections when so many more came back."""
+    """Passes bytes on; each of `cuts` ends all connections when so many more came back.
 
-    def __init__(self, address: str) -> None:
+    `delay_s`: how much later than usual answers arrive.
+    """
+
+    def __init__(self, address: str, *, delay_s: float = 0.0) -> None:
+        self._delay_s = delay_s
         host, _, port = address.rpartition(":")
         self._server = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -72,6 +80,8 @@ class FlightProxy:
     def _pass(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
+                if counted:
+                    time.sleep(self._delay_s)
                 passed = self._count(data) if counted else data
                 target.sendall(passed)
                 if len(passed) < len(data):

@@ -28,6 +28,17 @@ class S3Server:
             "retry_config": {"max_retries": 0},
         }
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The same for the environment of a process that is given the URL only."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+
     def create_bucket(self) -> str:
         """Create a new, empty bucket and return its URL."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from recovery.access import Answers, Grant, Rows, Terms
 from recovery.embedded import EmbeddedAccess, Leading
 from recovery.guard import Writer
 from recovery.led_bucket import LedBucket
+from recovery.parts import PartSizes
 from tests.writer_table import contents_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class WorldAccess(EmbeddedAccess):
         self.believes: dict[BucketKey, Server] = {}
         self._fenced_by_zombies = False
         self._putting: tuple[Grant, Rows] | None = None
-        super().__init__(world.connect, "t", self, deadline_s=0.0)
+        sizes = PartSizes(rows=1 if world.small_parts else 1_000)
+        super().__init__(world.connect, "t", self, deadline_s=0.0, sizes=sizes)
 
     def leading(self, keys: Sequence[BucketKey]) -> Iterator[Leading]:
         """Yield server by server; before each of them, something may happen."""
@@ -163,9 +165,7 @@ class WorldAccess(EmbeddedAccess):
             content = contents_of(rows, self.world.partitioned)
             self.world.model.promised[grant.owner, grant.token] = content
             return super().put(grant, rows, try_only=True)
-        old = Grant(
-            writer=grant.writer, owner=grant.owner, token=grant.token, terms=dict(grant.terms)
-        )
+        old = replace(grant, terms=dict(grant.terms))
         self._keep("put", lambda: self.put(old, rows))
         outer, self._putting = self._putting, (grant, rows)
         try:

@@ -55,6 +55,8 @@ FAILPOINTS = [
         *("before_put", "put", "sealed", "committed"),
     )
 ]
+# Between two parts of a put, its bucket is free.
+BETWEEN_PARTS = "put.part_written"
 _OPTIONS = BucketOptions(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20)
 STOPPED = (Fenced, OldEpoch, *CURABLE)
 """How a writer ends that was succeeded, or that nothing could cure in time."""
@@ -67,8 +69,10 @@ class Crash(BaseException):
 class World:
     """A table, its servers, and everything that may happen to them. Close it at the end."""
 
-    def __init__(self, *, partitioned: bool = False) -> None:
+    def __init__(self, *, partitioned: bool = False, small_parts: bool = False) -> None:
+        """`small_parts`: every row of a batch is a part of its own."""
         self.partitioned = partitioned
+        self.small_parts = small_parts
         self.directory = Path(tempfile.mkdtemp(prefix="tallybook-writer-", dir=_in_memory()))
         self.shared = MemoryCoordination()
         self.model = Model()
@@ -89,7 +93,7 @@ class World:
         self._views = 0
         self._stack = ExitStack()
         self._stack.enter_context(mock.patch("recovery.writer.Renewal"))
-        for name in FAILPOINTS:
+        for name in (*FAILPOINTS, BETWEEN_PARTS):
             self._stack.enter_context(arm(name, partial(self.step, name)))
         self.coordinator = Coordinator(self.connect(quiet=True))
         self.table = self.coordinator.create_table("t", definition(partitioned))

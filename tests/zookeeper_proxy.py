@@ -1,4 +1,7 @@
-"""A proxy before a real ZooKeeper that loses requests and answers, or cuts a client off."""
+"""A proxy before a real ZooKeeper that loses requests and answers, or cuts a client off.
+
+Or keeps everything back, as a network does that loses packets: nobody is told that it is broken.
+"""
 
 import socket
 import threading
@@ -19,6 +22,8 @@ class Proxy:
         self._mutex = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._accepting = True
+        self._passing = threading.Event()
+        self._passing.set()
         self._losses: list[str] = []
         self.lost: list[str] = []
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -35,6 +40,14 @@ class Proxy:
         self._accepting = False
         self._cut()
 
+    def hold(self) -> None:
+        """Pass nothing on, in either direction, and leave all connections as they are."""
+        self._passing.clear()
+
+    def pass_on(self) -> None:
+        """Pass on what was held back, and what comes."""
+        self._passing.set()
+
     def accept(self) -> None:
         """Let clients through again."""
         self._accepting = True
@@ -45,6 +58,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._passing.set()
         self._cut()
         for thread in self._threads:
             thread.join()
@@ -84,6 +98,7 @@ class Proxy:
         first = True
         with self._closing(client, server):
             while frame := _frame(client):
+                self._passing.wait()
                 is_transaction = not first and int.from_bytes(frame[8:12], "big") == MULTI
                 first = False
                 if not is_transaction or not self._losses:
@@ -100,6 +115,7 @@ class Proxy:
     ) -> None:
         with self._closing(client, server):
             while frame := _frame(server):
+                self._passing.wait()
                 if losing.is_set():
                     return
                 client.sendall(frame)

@@ -481,12 +481,17 @@ def noted(seed: int) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def another_server(cluster: LocalCluster, directory: Path) -> Iterator[LocalServer]:
-    """Return one more server for the cluster, to be started; it has ended on exit."""
+def another_server(
+    cluster: LocalCluster, directory: Path, zookeeper: str | None = None
+) -> Iterator[LocalServer]:
+    """Return one more server for the cluster, to be started; it has ended on exit.
+
+    `zookeeper`: by which address it reaches ZooKeeper, if not by its own.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "server"),
-        *("--zookeeper", cluster.address),
+        *("--zookeeper", zookeeper or cluster.address),
         *("--logs", str(logs_of(cluster))),
         *("--session-timeout", str(SESSION_TIMEOUT_S)),
     ]

@@ -1,6 +1,8 @@
 """The local cluster: restarted on its directory, its parent killed, and told wrong things."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from locks import ServerNotStarted
+from locks import AccessDenied, ServerNotStarted
 from server.client import connect
 from server.local_cluster import LocalCluster
 from tests.fault.cluster_load import (
@@ -136,6 +138,16 @@ def test_a_server_that_cannot_write_logs_says_so_and_nothing_is_left_running(
     assert cluster.zookeeper.pid == 0
 
 
+def test_a_server_that_died_of_an_error_says_of_which(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerNotStarted) as caught,
+        local_cluster(tmp_path, servers=1, options=["--log-level", "nonsense"]),
+    ):
+        pass
+    [line] = str(caught.value).splitlines()
+    assert line.endswith("server-0.log: ValueError: Unknown level: 'NONSENSE'")
+
+
 def test_a_cluster_whose_logs_are_elsewhere_says_where(tmp_path: Path) -> None:
     with local_cluster(tmp_path, servers=1):
         pass
@@ -149,6 +161,52 @@ def test_a_cluster_whose_logs_are_elsewhere_says_where(tmp_path: Path) -> None:
     assert str(tmp_path / "logs") in message
     assert str(elsewhere) in message
     assert "give all servers the same" in message
+
+
+def test_credentials_in_the_environment_are_those_of_the_servers_and_of_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TALLYBOOK_ZOOKEEPER_CREDENTIALS", "tallybook:secret")
+    with local_cluster(tmp_path, servers=1) as cluster:
+        with cluster.connect() as client:
+            table = client.create_table("sums", SCHEMA, buckets=1, column_locks=False)
+            batch = Batch.of(4, 0, 0)
+            batch.send(table)
+            check_exact(table, Ledger(acknowledged=[batch]))
+        with pytest.raises(AccessDenied, match="without credentials"):
+            connect(cluster.address)
+
+
+def test_a_second_server_on_the_views_of_a_running_one_does_not_join(tmp_path: Path) -> None:
+    with local_cluster(tmp_path, servers=1) as cluster, client_of(cluster) as client:
+        [server] = cluster.servers
+        table = client.create_table("sums", SCHEMA, buckets=BUCKETS, column_locks=False)
+        views = tmp_path / "views-0"
+        places = ("--logs", str(tmp_path / "logs"), "--views", str(views))
+        second = subprocess.run(
+            [sys.executable, "-m", "server", "--zookeeper", cluster.address, *places],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode == 1
+        last = second.stderr.splitlines()[-1]
+        assert f"did not start: {views} is in use by another server (process {server.pid} " in last
+        assert [status["pid"] for status in client.status()] == [server.pid]
+        batch = Batch.of(5, 0, 0)
+        batch.send(table)
+
+        for _ in range(2):  # However its former self has ended.
+            os.kill(server.pid, signal.SIGKILL)
+            wait_until(lambda: not server.alive, "it is gone")
+            server.start()
+            cluster.wait_until_joined()
+        server.stop()
+        server.start()
+        cluster.wait_until_joined()
+        check_exact(table, Ledger(acknowledged=[batch]))
 
 
 def test_two_clusters_on_one_directory_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ run; a failure prints its seed.
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
@@ -18,7 +19,7 @@ import pytest
 from locks import LeadKey, StaleLeaders
 from locks.paths import server_path
 from locks.store import Delete
-from merge_engine import BucketOptions, Deposed, Retryable, UnknownOutcome, open_storage
+from merge_engine import BucketOptions, Deposed, Retryable, Token, UnknownOutcome, open_storage
 from recovery.errors import WriterRefused
 from recovery.led_bucket import LedBucket
 from server.client import Cluster
@@ -36,6 +37,7 @@ from tests.fault.cluster_load import (
     Batch,
     Ledger,
     Load,
+    another_server,
     bucket_of_keys,
     check_exact,
     client_of,
@@ -50,6 +52,7 @@ from tests.fault.cluster_load import (
     wait_until_led,
 )
 from tests.fault.fenced_writer import FencedWriter
+from tests.zookeeper_proxy import Proxy
 from tests.zookeeper_server import wait_until
 
 DIRECT = 100  # The number of the first writer that sends to the zombie itself.
@@ -121,6 +124,41 @@ def test_a_server_that_slept_past_its_session_writes_nothing(
         wait_until_led(client, table, cluster.servers)
         load.go_on(20, "when the zombie has joined again")
     check_exact(table, load.ledger)
+
+
+def test_a_server_that_slept_past_its_session_answers_no_look_up_while_zookeeper_says_nothing(
+    cluster: LocalCluster, client: Cluster, tmp_path: Path
+) -> None:
+    """Packets are lost, and nobody tells it so: as far as its connection knows, all is well."""
+    with (
+        Proxy(cluster.zookeeper) as proxy,
+        another_server(cluster, tmp_path, proxy.address) as zombie,
+        noted(11),
+    ):
+        zombie.start()
+        table = client.create_table(f"sums_{next(_numbers)}", SCHEMA, buckets=6, column_locks=False)
+        wait_until(lambda: zombie.address in leaders(client, table).values(), "it leads", 30)
+        wait_until_led(client, table)
+        keys = {"k": keys_led_by(client, table, zombie)}
+        ones = {"k": keys["k"], "total": [1] * len(keys["k"])}
+        table.put(ones, owner="w", token=Token(1, 0))
+        with table_at(client, table, zombie.address, attempt_s=5.0) as there:
+            assert there.lookup(keys).column("total").to_pylist() == [1] * len(keys["k"])
+            with paused(zombie.pid) as wake:
+                proxy.hold()
+                wait_until_not_led_by(client, table, zombie)
+                table.put(ones, owner="w", token=Token(1, 1))
+                wake()
+                refused, until = 0, time.monotonic() + 2 * SESSION_TIMEOUT_S
+                while time.monotonic() < until:
+                    with pytest.raises((WriterRefused, Retryable)):
+                        there.lookup(keys)
+                    refused += 1
+                assert refused
+            proxy.pass_on()
+        wait_until(lambda: zombie.address in leaders(client, table).values(), "it leads again", 30)
+        assert table.lookup(keys).column("total").to_pylist() == [2] * len(keys["k"])
+        client.drop_table(table.name)
 
 
 def test_nor_does_it_after_the_log_was_cleaned_up_to_its_end(

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,33 +10,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from foundation.errors import TallybookError
 from merge_engine.bucket import Bucket
-from merge_engine.errors import CorruptView, Retryable, StorageFull, TallybookError
+from merge_engine.errors import CorruptView, Retryable, StorageFull
 from merge_engine.options import BucketOptions
 from merge_engine.segment import Token
 from merge_engine.storage import LocalStorage
 from merge_engine.stored import SchemaHistory
 from tests.conftest import batch, rows_of, schema_of
+from tests.small_disk import small_file_system
 
 # Full disks
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB; skips where this process may not mount one."""
-    directory = tmp_path / "small"
-    directory.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(directory)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode != 0:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_file_system(tmp_path / "small", "3m") as directory:
         yield directory
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 TEXTS = schema_of(text=(pa.string(), "last_value"))

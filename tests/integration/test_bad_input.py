@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from foundation.errors import TallybookError
 from merge_engine.errors import (
     BatchTooLarge,
     InvalidInput,
@@ -15,7 +16,6 @@ from merge_engine.errors import (
     InvalidValue,
     MissingColumn,
     Overflow,
-    TallybookError,
     UnknownColumn,
     WrongType,
 )

@@ -1,6 +1,5 @@
 """What a tablet server sees of its cluster, on both stores, and when it is told to look again."""
 
-import json
 import threading
 from dataclasses import replace
 from functools import partial
@@ -16,8 +15,10 @@ from locks import (
     Table,
     UnknownTable,
 )
+from locks.framing import Reader, frame_document
 from locks.paths import table_path
 from locks.store import ANY_VERSION, Create, Write
+from locks.tables import FORMAT
 from locks.zookeeper import READS_AT_ONCE
 from tests.coordinators import DEFINITION, LATER, Cluster, ready
 from tests.integration.coordination.conftest import cluster, coordinator, table, zookeeper
@@ -46,9 +47,9 @@ def test_a_definition_without_former_schemas_has_none(
     path = table_path(table.table_id)
     node = coordinator.store.read(path)
     assert node is not None
-    fields = json.loads(node.data)
+    fields = Reader(node.data, FORMAT, "the definition").document()
     assert fields.pop("former") == []
-    coordinator.store.transact([Write(path, json.dumps(fields).encode(), ANY_VERSION)])
+    coordinator.store.transact([Write(path, frame_document(FORMAT, fields), ANY_VERSION)])
     assert coordinator.table("customers").definition == DEFINITION
 
 

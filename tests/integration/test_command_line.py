@@ -30,9 +30,9 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "tallybook", *words]
 
 
-def tallybook(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "80"}
-    environment.pop("TALLYBOOK_TOKEN", None)
+def tallybook(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("TALLYBOOK_")}
+    environment = {**ours, "COLUMNS": "80", **variables}
     return subprocess.run(
         command(*words), capture_output=True, text=True, timeout=60, check=False, env=environment
     )
@@ -88,11 +88,24 @@ def test_an_open_server_without_a_token_is_refused_in_one_line(
     assert "give it a token" in line
 
 
+@pytest.mark.parametrize("where", [(), ("--on-spark",)])
+def test_a_token_beside_an_open_zookeeper_is_refused_in_one_line(
+    tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    options = ("--zookeeper", "127.0.0.1:1", "--logs", f"{tmp_path}/l", "--views", f"{tmp_path}/v")
+    refused = tallybook("serve", *where, *options, TALLYBOOK_TOKEN="open-sesame")
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert "ZooKeeper at 127.0.0.1:1 is open to everybody" in line
+    assert "--allow-open-zookeeper" in line
+    assert "sesame" not in line
+
+
 def test_help_names_the_options_and_where_secrets_go() -> None:
     shown = tallybook("serve", "--help")
     assert shown.returncode == 0
     assert shown.stdout.startswith("usage: tallybook serve ")
-    for word in ("--zookeeper", "--on-spark", "--servers N", "TALLYBOOK_TOKEN"):
+    for word in ("--zookeeper", "--on-spark", "--servers N", "TALLYBOOK_TOKEN", "--allow-open"):
         assert word in shown.stdout
 
 

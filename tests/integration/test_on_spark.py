@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from server.client import Cluster, connect
 from server.on_spark import run
 from server.spark_task import address_towards
 from tests.conftest import SUMS
+from tests.moto_server import S3Server, s3_server
 from tests.processes import is_running, parent_of
 from tests.spark_session import needs_java, quiet_spark
 from tests.zookeeper_server import chroot, wait_until, zookeeper_server
@@ -166,7 +168,11 @@ def test_servers_on_the_machines_address_want_the_token(
     with pytest.raises(InvalidInput, match="give it a token"):
         run(spark, **arguments)
     monkeypatch.setenv("TALLYBOOK_TOKEN", "open-sesame")
-    with run(spark, **arguments), connect(address, token="open-sesame") as cluster:
+    with pytest.raises(InvalidInput, match="is open to everybody who reaches it"):
+        run(spark, **arguments)
+    monkeypatch.setenv("TALLYBOOK_ZOOKEEPER_CREDENTIALS", "tallybook:sesame-too")
+    access: dict[str, Any] = {"token": "open-sesame", "credentials": ("tallybook", "sesame-too")}
+    with run(spark, **arguments), connect(address, **access) as cluster:
         wait_until(lambda: len(pids(cluster)) == 1, "one server", 30)
         [status] = cluster.status()
         assert status["address"].startswith("127.0.0.1:")
@@ -174,6 +180,95 @@ def test_servers_on_the_machines_address_want_the_token(
         assert "sesame" not in command
         [log_path] = (tmp_path / "views").glob("*/tallybook-server-0/server.log")
         assert "joined as" in log_path.read_text()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """An object store that the driver's variables lead to.
+
+    The executors were started before these were set, and know nothing of them.
+    """
+    with s3_server() as server:
+        for name, value in {**server.variables, "AWS_SECRET_ACCESS_KEY": "open-sesame"}.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def test_servers_run_the_drivers_python_and_reach_its_object_store(
+    spark: Any, zookeeper: EmbeddedZooKeeper, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, context = chroot(zookeeper), spark.sparkContext
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setattr(context, "pythonExec", "python3")  # As Spark has it if told nothing.
+    logs = f"{s3.create_bucket()}/logs"
+    with (
+        run(spark, servers=1, zookeeper=address, logs=logs, options=OPTIONS),
+        connect(address) as cluster,
+    ):
+        load = Load(cluster)
+        load.put()
+        assert load.stored() == load.expected
+        [pid] = pids(cluster)
+        assert "sesame" not in Path(f"/proc/{pid}/cmdline").read_text()
+    assert context.pythonExec == "python3", "other jobs of the session have what they had"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a server is brought to its end, and what the driver has to say of it."""
+
+    words: str
+    logs: str = ""
+    options: tuple[str, ...] = ()
+    python: str = sys.executable
+    kill: bool = False
+
+
+ENDINGS = {
+    "a server that did not start": Ending(
+        "the server did not start: the log store at s3://no-such-bucket/logs cannot be used: ",
+        logs="s3://no-such-bucket/logs",
+    ),
+    "an error that nobody caught": Ending(
+        "ValueError: Unknown level: 'NONSENSE'", options=("--log-level", "nonsense")
+    ),
+    "a server that was killed": Ending("killed by SIGKILL, after it said: ", kill=True),
+    "no such Python": Ending("Cannot run program", python="/no/such/python"),
+    "a Python without our packages": Ending("ModuleNotFoundError: No module named ", python="BARE"),
+}
+
+
+@pytest.mark.usefixtures("s3")
+@pytest.mark.parametrize("how", ENDINGS)
+def test_why_a_server_ended_stands_in_the_drivers_log(
+    spark: Any,
+    zookeeper: EmbeddedZooKeeper,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+) -> None:
+    ending, address = ENDINGS[how], chroot(zookeeper)
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    logs = ending.logs or str(tmp_path / "logs")
+    options = (*OPTIONS, *ending.options)
+    with pytest.MonkeyPatch.context() as patch:
+        python = ending.python.replace("BARE", str(bare))
+        patch.setattr(spark.sparkContext, "pythonExec", python)
+        servers = run(spark, servers=1, zookeeper=address, logs=logs, options=options)
+    with servers:
+        if ending.kill:
+            with connect(address) as cluster:
+                wait_until(lambda: len(pids(cluster)) == 1, "one server", 40)
+                [pid] = pids(cluster)
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: bool(caplog.messages), "the driver says something", 60)
+    why, _, where = caplog.messages[0].partition("(server 0")
+    assert ending.words in why
+    assert where.startswith((" on ", " was lost"))
+    assert "{" not in why
+    assert "sesame" not in caplog.text
 
 
 def test_mistakes_are_told_before_anything_is_started(spark: Any) -> None:

@@ -1,6 +1,5 @@
 """The partitions of a table, on both stores: ids that are never given twice."""
 
-import json
 import threading
 
 import pytest
@@ -13,6 +12,8 @@ from locks import (
     Table,
     UnknownTable,
 )
+from locks.framing import Reader, frame, frame_document
+from locks.partitions import FORMAT
 from locks.paths import partitions_path
 from locks.store import ANY_VERSION, Write
 from tests.coordinators import DEFINITION, Cluster, just_before_the_next_transaction, ready
@@ -56,7 +57,8 @@ def test_the_node_is_as_documented(coordinator: Coordinator, table: Table) -> No
     coordinator.create_partition(table, b"\x01\xfe")
     node = coordinator.store.read(partitions_path(table.table_id))
     assert node is not None
-    assert json.loads(node.data) == {"format": 1, "next": 2, "partitions": {"01fe": 1}}
+    document = Reader(node.data, FORMAT, "the partitions").document()
+    assert document == {"next": 2, "partitions": {"01fe": 1}}
 
 
 def test_a_table_is_dropped_with_its_partitions(coordinator: Coordinator, table: Table) -> None:
@@ -104,10 +106,11 @@ def test_a_damaged_node_is_told_from_one_of_a_later_release(
 ) -> None:
     path = partitions_path(table.table_id)
     for data, message in (
-        (b"", "partitions of table 1 are damaged"),
-        (b"[]", "are damaged"),
-        (b'{"format": 1, "next": 2, "partitions": {"x": 1}}', "are damaged"),
-        (b'{"format": 2}', "have format 2, this release reads 1; upgrade"),
+        (b"", "partitions of table 1 is damaged: it ends 1 bytes early"),
+        (frame(FORMAT, [b"[]"]), "is damaged: it is no JSON object"),
+        (frame_document(FORMAT, {"next": 2, "partitions": {"x": 1}}), "are damaged"),
+        (frame_document(FORMAT, {"next": 2, "partitions": {}})[:-1] + b" ", "its checksum"),
+        (frame_document(9, {}), f"of format 9, this release reads {FORMAT}"),
     ):
         coordinator.store.transact([Write(path, data, ANY_VERSION)])
         with pytest.raises(CorruptRecord, match=message):

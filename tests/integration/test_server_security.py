@@ -7,30 +7,34 @@ import json
 import logging
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
 from pyarrow import flight
 
-from locks import AccessDenied, EmbeddedZooKeeper
+from locks import AccessDenied, Coordinator, EmbeddedZooKeeper, ZooKeeperStore
 from merge_engine import InvalidInput, Retryable
 from server import wire
-from server.client import Cluster
+from server.client import Cluster, Recipe
 from server.config import ServerConfig
 from server.connections import Access
 from server.errors import AccessRefused
 from server.local_cluster import LocalCluster
 from server.tablet_server import TabletServer
 from tests.raw_flight import SCHEMA, client_of, json_log, running
-from tests.zookeeper_server import chroot, zookeeper_server
+from tests.zookeeper_server import chroot, wait_until, zookeeper_server
 
 TOKEN = "open-sesame-4711"
+CREDENTIALS = ("tallybook", "secret-1234")
 WRONG: dict[str, str | None] = {"no token": None, "a wrong token": "open-sesame-4712"}
 
 
@@ -78,9 +82,9 @@ def _make_certificate(certificate: Path, key: Path, address: str = "127.0.0.1") 
 
 
 def _config(tmp_path: Path, **settings: Any) -> ServerConfig:
-    return ServerConfig(
-        zookeeper="127.0.0.1:1", logs=str(tmp_path / "logs"), views=tmp_path / "views", **settings
-    )
+    places: dict[str, Any] = {"logs": str(tmp_path / "logs"), "views": tmp_path / "views"}
+    settings = {"credentials": CREDENTIALS, **settings}
+    return ServerConfig(zookeeper="127.0.0.1:1", **places, **settings)
 
 
 # --- What can be configured ---------------------------------------------------------------------
@@ -91,6 +95,22 @@ def test_a_server_that_others_can_reach_needs_a_token(tmp_path: Path, host: str)
     with pytest.raises(InvalidInput, match=f"a server on {host} can be reached by others: give it"):
         _config(tmp_path, host=host)
     assert _config(tmp_path, host=host, token=TOKEN).host == host
+
+
+def test_a_token_is_refused_beside_an_open_zookeeper_unless_that_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        _config(tmp_path, token=TOKEN, credentials=None)
+    for words in (
+        "ZooKeeper at 127.0.0.1:1 is open to everybody who reaches it",
+        "create and drop tables",
+        "user:password in TALLYBOOK_ZOOKEEPER_CREDENTIALS",
+        "or say that it is meant: --allow-open-zookeeper",
+    ):
+        assert words in str(refused.value)
+    assert TOKEN not in str(refused.value)
+    open_config = _config(tmp_path, token=TOKEN, credentials=None, allow_open_zookeeper=True)
+    assert open_config.credentials is None
+    assert _config(tmp_path, credentials=None).token is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -127,7 +147,8 @@ def test_tokens_that_no_header_can_carry_are_refused_on_both_sides(
 
 def test_secrets_are_not_in_representations(tmp_path: Path) -> None:
     config = _config(tmp_path, token=TOKEN, credentials=("user", "password-0815"))
-    for shown in (repr(config), str(config), repr(Access(token=TOKEN))):
+    recipe = Recipe("127.0.0.1:1", {"credentials": ("user", "password-0815")})
+    for shown in (repr(config), str(config), repr(Access(token=TOKEN)), repr(recipe)):
         assert TOKEN not in shown
         assert "password-0815" not in shown
 
@@ -164,19 +185,24 @@ def guarded(
     directory, address = tmp_path_factory.mktemp("guarded"), chroot(zookeeper)
     with (
         json_log() as log,
-        running(address, directory, token=TOKEN, metrics_port=0) as server,
-        client_of(address, token=TOKEN) as cluster,
+        running(address, directory, token=TOKEN, credentials=CREDENTIALS, metrics_port=0) as server,
+        _insider(address) as cluster,
     ):
         table = cluster.create_table("t", SCHEMA, buckets=2, column_locks=False)
         table.put({"k": [1, 2, 3], "a": [1, 1, 1]})
         yield address, server, log
 
 
+def _insider(address: str, **settings: Any) -> Cluster:
+    """Return a client that has all that a guarded cluster wants, but for what is changed."""
+    return client_of(address, **{"token": TOKEN, "credentials": CREDENTIALS, **settings})
+
+
 @pytest.mark.parametrize("what", WRONG)
-def test_every_call_is_refused_without_the_token(guarded: Any, what: str) -> None:
+def test_every_call_to_a_server_is_refused_without_the_token(guarded: Any, what: str) -> None:
     address, _, log = guarded
     seen = len(log.lines)
-    with client_of(address, token=WRONG[what]) as cluster:
+    with _insider(address, token=WRONG[what]) as cluster:
         table = cluster.table("t")
         bucket = table.bucket_keys()[0]
         for call in (
@@ -194,7 +220,7 @@ def test_every_call_is_refused_without_the_token(guarded: Any, what: str) -> Non
     assert {f"refused a {call} with {what}" for call in ("do_put", "do_get", "do_action")} == set(
         refused
     )
-    with client_of(address, token=TOKEN) as cluster:
+    with _insider(address) as cluster:
         assert cluster.table("t").lookup({"k": [1]}).column("a").to_pylist() == [1]
 
 
@@ -299,7 +325,7 @@ def test_tls_to_a_server_that_does_not_speak_it_is_told_so_at_once(
     guarded: Any, certificates: Path
 ) -> None:
     with (
-        client_of(guarded[0], token=TOKEN, tls_root=certificates / "ours.pem") as cluster,
+        _insider(guarded[0], tls_root=certificates / "ours.pem") as cluster,
         pytest.raises(AccessRefused, match="does not speak TLS: leave `tls_root` out"),
     ):
         cluster.table("t").lookup({"k": [1]})
@@ -333,21 +359,119 @@ def test_the_metrics_speak_tls_too(over_tls: tuple[str, TabletServer], certifica
 def test_zookeeper_lets_in_those_with_its_credentials_only(
     zookeeper: EmbeddedZooKeeper, tmp_path: Path
 ) -> None:
-    address, credentials = chroot(zookeeper), ("tallybook", "secret-1234")
-    with json_log() as log, running(address, tmp_path / "server", credentials=credentials):
-        with client_of(address, credentials=credentials) as cluster:
+    address = chroot(zookeeper)
+    with json_log() as log, running(address, tmp_path / "server", credentials=CREDENTIALS):
+        with client_of(address, credentials=CREDENTIALS) as cluster:
             table = cluster.create_table("t", SCHEMA, buckets=2, column_locks=False)
             table.put({"k": [1, 2, 3], "a": [1, 2, 3]})
             assert _look_up(cluster) == [1, 2, 3]
-        for other in (None, ("tallybook", "guess")):
+        others = {"without credentials": None, "with these credentials": ("tallybook", "guess")}
+        for what, other in others.items():
             with (
-                pytest.raises(AccessDenied, match="with these credentials"),
+                pytest.raises(AccessDenied, match=f"{what}; give the user and the password"),
                 client_of(address, credentials=other) as cluster,
             ):
                 cluster.table("t")
         with pytest.raises(AccessDenied, match="with these credentials"):
             running(address, tmp_path / "other", credentials=("tallybook", "guess")).start()
-    assert "secret-1234" not in log.text
+    assert CREDENTIALS[1] not in log.text
+
+
+def test_a_token_alone_neither_creates_nor_drops_a_table(guarded: Any) -> None:
+    with pytest.raises(AccessDenied) as refused:
+        client_of(guarded[0], token=TOKEN)
+    assert "without credentials" in str(refused.value)
+    assert "a client as `credentials`" in str(refused.value)
+    assert "in TALLYBOOK_ZOOKEEPER_CREDENTIALS" in str(refused.value)
+    with _insider(guarded[0]) as cluster:
+        assert cluster.list_tables() == ["t"]
+
+
+def test_a_client_that_is_refused_leaves_no_connection_behind(zookeeper: EmbeddedZooKeeper) -> None:
+    """Here it gets as far as the tables: the root was made without credentials."""
+    address = chroot(zookeeper)
+    with closing(ZooKeeperStore(address)):
+        pass
+    with closing(ZooKeeperStore(address, credentials=CREDENTIALS)) as store:
+        Coordinator(store)
+    before = set(threading.enumerate())
+    with pytest.raises(AccessDenied, match="without credentials"):
+        client_of(address, token=TOKEN)
+    wait_until(lambda: set(threading.enumerate()) <= before, "the threads of the client ended")
+
+
+def test_a_cluster_that_was_begun_in_the_open_is_refused_until_its_nodes_are_closed(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    address, server = chroot(zookeeper), tmp_path / "server"
+    guarded = {"token": TOKEN, "credentials": CREDENTIALS}
+    with running(address, server), client_of(address) as cluster:
+        cluster.create_table("t", SCHEMA, buckets=1, column_locks=False)
+    root = address.removeprefix(zookeeper.address)
+    nodes = _below(zookeeper, root)
+    top = [path for path in nodes if path.count("/") <= 2]
+    for closed, first in (([], root), (top, f"{root}/tables/t")):
+        _close_all(zookeeper, closed)
+        with pytest.raises(InvalidInput) as refused:
+            running(address, server, **guarded).start()
+        for words in (
+            f"ZooKeeper at {address} is open: everybody who reaches it may write to {first}",
+            f"setAcl -R {root} auth::cdrwa",
+            "--allow-open-zookeeper",
+        ):
+            assert words in str(refused.value)
+    with client_of(address, credentials=CREDENTIALS) as cluster:
+        assert cluster.status() == [], "it has not joined"
+    with running(address, server, **guarded, allow_open_zookeeper=True), _insider(address):
+        pass
+    _close_all(zookeeper, nodes)
+    with running(address, server, **guarded), _insider(address) as cluster:
+        cluster.table("t").put({"k": [1], "a": [1]})
+
+
+@contextmanager
+def _administrator(zookeeper: EmbeddedZooKeeper) -> Iterator[KazooClient]:
+    auth_data = [("digest", ":".join(CREDENTIALS))]
+    with closing(KazooClient(hosts=zookeeper.address, auth_data=auth_data)) as client:
+        client.start()
+        yield client
+        client.stop()
+
+
+def _below(zookeeper: EmbeddedZooKeeper, root: str) -> list[str]:
+    found = [root]
+    with _administrator(zookeeper) as client:
+        for path in found:
+            found += [f"{path}/{name}" for name in client.get_children(path)]
+    return found
+
+
+def _close_all(zookeeper: EmbeddedZooKeeper, paths: list[str]) -> None:
+    with _administrator(zookeeper) as client:
+        for path in paths:
+            client.set_acls(path, [make_digest_acl(*CREDENTIALS, all=True)])
+
+
+def test_a_root_that_anybody_may_write_is_refused_because_what_is_below_can_be_deleted(
+    tmp_path: Path,
+) -> None:
+    """Without a chroot the root is ZooKeeper's own, which is open unless somebody closes it."""
+    guarded = {"token": TOKEN, "credentials": CREDENTIALS}
+    with zookeeper_server(tmp_path) as zookeeper:
+        with (
+            running(zookeeper.address, tmp_path / "a", **guarded, allow_open_zookeeper=True),
+            closing(KazooClient(hosts=zookeeper.address)) as stranger,
+        ):
+            stranger.start()
+            stranger.delete("/storage")
+            stranger.stop()
+        with pytest.raises(InvalidInput, match=r"may write to /: .* a chroot of its own \(host"):
+            running(zookeeper.address, tmp_path / "b", **guarded).start()
+        with running(f"{zookeeper.address}/tallybook", tmp_path / "c", **guarded):
+            pass
+        _close_all(zookeeper, ["/"])
+        with running(zookeeper.address, tmp_path / "b", **guarded):
+            pass
 
 
 # --- The process --------------------------------------------------------------------------------
@@ -356,7 +480,8 @@ def test_zookeeper_lets_in_those_with_its_credentials_only(
 def test_the_log_of_a_server_is_json_and_has_no_secrets(certificates: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     options = [
-        *("--token-file", str(tmp_path / "token"), "--log-level", "debug"),
+        *("--token-file", str(tmp_path / "token"), "--allow-open-zookeeper"),
+        *("--log-level", "debug"),
         *("--tls-certificate", str(certificates / "ours.pem")),
         *("--tls-key", str(certificates / "ours.key")),
     ]

@@ -33,6 +33,7 @@ from merge_engine.storage import (
     RemoteStorage,
     open_storage,
 )
+from merge_engine.store_variables import store_variables
 from merge_engine.table import Table
 from tests.conftest import SUMS, rows_of
 from tests.faulty_storage import interrupt
@@ -307,6 +308,27 @@ def test_a_store_that_cannot_be_reached_leaves_a_create_unknown(s3: S3Server) ->
         gone.names()
     with pytest.raises(StorageUnavailable, match=r"^x: "):
         gone.delete(["x"])
+
+
+def test_an_error_that_comes_again_reads_the_same(s3: S3Server) -> None:
+    """obstore says how long the request took."""
+    storage = open_storage("s3://no-such-bucket/log", **s3.settings)
+    errors = set()
+    for _ in range(3):
+        with pytest.raises(StorageUnavailable) as refused:
+            storage.create("a", b"")
+        errors.add(str(refused.value))
+    [error] = errors
+    assert f"PUT {s3.endpoint}/no-such-bucket/log/a - Server returned" in error
+
+
+def test_a_store_without_what_it_needs_says_where_that_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in store_variables():
+        monkeypatch.delenv(name)
+    with pytest.raises(InvalidInput, match=r"obstore looks at .* AZURE_STORAGE_ACCOUNT_NAME"):
+        open_storage("az://container/log")
 
 
 def test_a_table_on_s3_is_the_same_when_it_is_opened_with_an_empty_view_directory(

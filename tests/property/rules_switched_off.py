@@ -60,7 +60,7 @@ def without_closed(patch: pytest.MonkeyPatch) -> None:
 def without_doubt(patch: pytest.MonkeyPatch) -> None:
     def settle(self: Log) -> bool:
         self.check_leading()
-        self._in_doubt = False
+        self._in_doubt = None
         return False
 
     patch.setattr(Log, "settle", settle)
@@ -88,14 +88,14 @@ def without_undo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         merge_engine.bucket,
         "undo_updates",
-        lambda log, debtor, columns, *a, **kw: undo_updates(log, debtor, columns[:1], *a, **kw),
+        lambda log, columns, *a, **kw: undo_updates(log, columns[:1], *a, **kw),
     )
 
 
 def without_touched(patch: pytest.MonkeyPatch) -> None:
-    def undo_to_zero(*args: Any, **settings: Any) -> Iterator[Update]:
-        for update in undo_updates(*args, **settings):
-            yield replace(update, touches=np.ones_like(update.touches))
+    def undo_to_zero(*args: Any, **settings: Any) -> Iterator[tuple[int, Update]]:
+        for back_to, update in undo_updates(*args, **settings):
+            yield back_to, replace(update, touches=np.ones_like(update.touches))
 
     patch.setattr(merge_engine.bucket, "undo_updates", undo_to_zero)
 

@@ -57,9 +57,9 @@ class WriterMachine(RuleBasedStateMachine):
         super().__init__()
         self.writers: list[TableWriter] = []
 
-    @initialize(partitioned=st.sampled_from([False, False, True]))
-    def open(self, partitioned: bool) -> None:
-        self.world = World(partitioned=partitioned)
+    @initialize(partitioned=st.sampled_from([False, False, True]), small_parts=st.booleans())
+    def open(self, partitioned: bool, small_parts: bool) -> None:
+        self.world = World(partitioned=partitioned, small_parts=small_parts)
 
     # --- What writers do ------------------------------------------------------------------------
 

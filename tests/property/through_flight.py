@@ -15,6 +15,7 @@ from locks import Table as KnownTable
 from merge_engine import BucketId, BucketOptions, Deposed, PutResult, Table, TablePutResult
 from merge_engine.catalog import UNPARTITIONED
 from merge_engine.log import wall_clock_ms
+from merge_engine.scratch import Scratch
 from recovery.errors import NotLeader
 from recovery.led_bucket import LedBucket
 from server.calls import Calls
@@ -28,6 +29,7 @@ from server.remote_table import RemoteTable
 from server.requests import Requests
 from server.scanners import Scanners
 from server.service import TabletService
+from server.staging import Staging
 from tests.property.models import same
 from tests.property.table_model import Crash
 
@@ -49,12 +51,14 @@ class ThroughFlight:
         self._table = table
         self._numbers = {UNPARTITIONED: 0}
         self._scanners = Scanners(ScannerLimits())
+        self._staging = Staging(Scratch(), ttl_s=60.0)
         self._service = TabletService(
             "grpc://127.0.0.1:0",
             Requests(cast(Hosting, self), self),
             Admission(Limits()),
             Metrics(),
             scanners=self._scanners,
+            staging=self._staging,
             lookup_max_keys=1_000,
             actions={},
         )
@@ -101,6 +105,7 @@ class ThroughFlight:
         self.calls.close()
         self._service.shutdown()
         self._scanners.shutdown()
+        self._staging.shutdown()
         self._table.close()
 
     def __getattr__(self, name: str) -> Any:

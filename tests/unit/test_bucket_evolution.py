@@ -9,8 +9,8 @@ from merge_engine.batch import read_batch
 from merge_engine.changelog import change_records
 from merge_engine.errors import UnknownColumn, UnknownSchema
 from merge_engine.fold import fold
+from merge_engine.masks import load_mask
 from merge_engine.options import BucketOptions
-from merge_engine.rows_at import load_mask
 from merge_engine.schema import Schema
 from merge_engine.stored import SchemaHistory
 from merge_engine.view import View
@@ -206,7 +206,7 @@ def test_masks_and_change_records_of_a_later_schema_are_not_made_under_an_earlie
     with pytest.raises(UnknownSchema):
         change_records(segment, earlier, 1)
     with pytest.raises(UnknownSchema):
-        load_mask([segment], earlier, start=1, stop=2)
+        load_mask([segment], earlier)
 
 
 def test_a_look_up_beside_an_alteration_and_a_put_sees_either(

@@ -1,16 +1,18 @@
 """Undo: what an owner wrote from an offset on is taken back, and nothing else."""
 
+import threading
+
 import pyarrow as pa
 import pytest
 
 from merge_engine.bucket import Bucket
 from merge_engine.errors import OffsetOutOfRange, UnknownColumn
 from merge_engine.failpoints import arm
-from merge_engine.hashing import spark_xxhash64
 from merge_engine.options import BucketOptions
 from merge_engine.segment import AggMode, SegmentKind, Token
+from merge_engine.stored import SchemaHistory
 from tests.buckets import delete, put
-from tests.conftest import BucketFactory, batch, rows_of, schema_of
+from tests.conftest import SUMS, BucketFactory, batch, rows_of, schema_of
 
 
 def test_undo_of_an_insert_the_row_is_gone(bucket: Bucket) -> None:
@@ -156,7 +158,7 @@ def test_an_undo_of_several_passes_gives_the_same_table_as_one_of_one_pass(
         bucket.undo("me", ["a"], start)
         assert rows_of(bucket) == expected
     kinds = [segment.header.kind for segment in tiny.read_log(0)]
-    assert kinds.count(SegmentKind.UNDO) > 3
+    assert kinds.count(SegmentKind.UNDO) == 3, "one for each batch"
     assert [s.header.kind for s in whole.read_log(0)].count(SegmentKind.UNDO) == 1
     assert tiny.undo("me", ["a"], start).changed == 0
 
@@ -173,23 +175,88 @@ def test_an_undo_of_more_than_the_limit_in_one_key_comes_to_an_end(
     assert rows_of(bucket) == {1: ("x" * 1000,), 2: ("y" * 1000,)}
 
 
-def test_keys_that_no_hash_can_tell_apart_are_undone_together(
+def test_an_undo_that_was_cut_off_is_not_itself_undone_by_the_next(
     bucket_factory: BucketFactory,
 ) -> None:
-    # The bits of their hashes that undo splits the keys by are the same.
-    hashes: dict[int, int] = {}
-    keys = pa.array(range(20_000), pa.int64())
-    pair: tuple[int, int] | None = None
-    for key, value in enumerate(spark_xxhash64([keys]).view("u8") >> 40):
-        if int(value) in hashes:
-            pair = (hashes[int(value)], key)
-            break
-        hashes[int(value)] = key
-    assert pair is not None
-    bucket = bucket_factory(options=BucketOptions(undo_max_bytes=1))
-    put(bucket, owner="me", k=list(pair), a=[1, 2])
-    assert bucket.undo("me", ["a"], 0).changed == 2
+    """Else the next one would first write again what the last one has taken back."""
+    bucket = bucket_factory(options=TINY_UNDO)
+    start = write_many(bucket)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    steps = 0
+    with arm("put.applied", fail), pytest.raises(KeyboardInterrupt):
+        bucket.undo("me", ["a"], start)
+    expected = {key: (key if key % 2 == 0 else None, key) for key in range(60)}
+    again = bucket.end_offset
+    bucket.undo("me", ["a"], start)
+    assert rows_of(bucket) == expected
+    for segment in bucket.read_log(again):
+        steps += 1
+        for change in segment.changes.values():
+            assert not change.after.equals(change.before)
+    written = sum(segment.header.rows for segment in bucket.read_log(start, again))
+    assert bucket.end_offset - again <= written
+    assert steps
+
+
+def test_an_undo_of_one_column_leaves_the_other_to_be_undone(bucket: Bucket) -> None:
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[1], a=[5], b=[6])
+    bucket.undo("me", ["a"], start)
+    assert rows_of(bucket) == {1: (None, 6)}
+    bucket.undo("me", ["b"], start)
     assert rows_of(bucket) == {}
+
+
+def test_an_undo_of_an_undo_that_goes_back_further_than_it(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[5])
+    middle = bucket.end_offset
+    bucket.undo("me", ["a"], 0)
+    put(bucket, owner="me", k=[1], a=[7])
+    bucket.undo("me", ["a"], middle)
+    assert rows_of(bucket) == {1: (5, None)}, "that is where it was at that offset"
+
+
+def test_others_write_between_the_steps_of_an_undo(bucket_factory: BucketFactory) -> None:
+    bucket = bucket_factory(options=TINY_UNDO)
+    start = write_many(bucket)
+    steps: list[threading.Thread] = []
+
+    def beside() -> None:
+        if len(steps) < 50:
+            thread = threading.Thread(target=lambda: put(bucket, owner="other", k=[1000], b=[1]))
+            thread.start()
+            steps.append(thread)
+
+    with arm("undo.planned", beside):
+        undone = bucket.undo("me", ["a"], start)
+    for thread in steps:
+        thread.join()
+    found = rows_of(bucket)
+    assert found.pop(1000) == (None, len(steps))
+    assert found == {key: (key if key % 2 == 0 else None, key) for key in range(60)}
+    owners = [segment.header.owner for segment in bucket.read_log(undone.base_offset)]
+    assert "other" in owners[: owners.index("me", 1) + 1], "one of them came in between"
+
+
+def test_a_column_that_is_dropped_between_the_steps_of_an_undo_is_left_out(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory(options=TINY_UNDO)
+    put(bucket, owner="me", k=list(range(60)), a=[1] * 60, b=[1] * 60)
+    start = bucket.end_offset
+    for _ in range(3):
+        put(bucket, owner="me", k=list(range(60)), a=[1] * 60, b=[1] * 60)
+    dropped = SUMS.drop_column("b")
+
+    def drop() -> None:
+        bucket.evolve(SchemaHistory([SUMS, dropped]))
+
+    with arm("put.applied", drop):
+        bucket.undo("me", ["a", "b"], start)
+    assert rows_of(bucket) == dict.fromkeys(range(60), (1,))
 
 
 def test_an_undo_that_failed_in_the_middle_is_finished_by_doing_it_again(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from merge_engine.errors import StorageFull, StorageUnavailable, TallybookError, UnknownOutcome
+from foundation.errors import TallybookError
+from merge_engine.errors import Deposed, StorageFull, StorageUnavailable, UnknownOutcome
 from merge_engine.failpoints import arm
 from merge_engine.log import Log
 from merge_engine.segment import segment_name
@@ -135,3 +136,15 @@ def test_killed_right_after_the_create_the_segment_is_there_for_the_next(
     with arm("log.created", interrupt), pytest.raises(KeyboardInterrupt):
         log.append(write_of(1))
     assert contents(Log(storage)) == [(0, "leader", []), (1, "write", [1])]
+
+
+def test_a_name_taken_by_whoever_writes_under_our_term_is_not_our_append(
+    log: Log, storage: FaultyStorage
+) -> None:
+    """As a forked child of ours would; what stands there is not what we have written."""
+    twin = Log(storage)
+    twin.term = log.term
+    twin.append(write_of(100))
+    with pytest.raises(Deposed, match="another leader"):
+        log.append(write_of(1))
+    assert contents(Log(storage)) == [(0, "leader", []), (1, "write", [100])]

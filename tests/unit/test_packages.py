@@ -10,10 +10,20 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RANK = {"tallybook": 5, "sink": 4, "server": 3, "recovery": 2, "merge_engine": 1, "locks": 1}
+RANK = {
+    "tallybook": 6,
+    "sink": 5,
+    "server": 4,
+    "recovery": 3,
+    "merge_engine": 2,
+    "locks": 2,
+    "foundation": 1,
+}
 
 
-@pytest.mark.parametrize("name", ["locks", "merge_engine", "merge_engine.aggregates", "tallybook"])
+@pytest.mark.parametrize(
+    "name", ["foundation", "locks", "merge_engine", "merge_engine.aggregates", "tallybook"]
+)
 def test_a_package_exports_what_it_shows_and_nothing_else(name: str) -> None:
     package = importlib.import_module(name)
     visible = {

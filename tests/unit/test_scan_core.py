@@ -21,13 +21,16 @@ from merge_engine.errors import (
     LogGap,
     OffsetOutOfRange,
     Retryable,
+    StorageFull,
     UnknownColumn,
 )
 from merge_engine.log import Log
+from merge_engine.masks import load_mask
 from merge_engine.options import BucketOptions
 from merge_engine.pinned import PinnedRows
-from merge_engine.rows_at import cut_segments, finished_rows, load_mask
+from merge_engine.rows_at import cut_segments, finished_rows
 from merge_engine.schema_builder import SchemaBuilder
+from merge_engine.scratch import Scratch
 from merge_engine.stored import SchemaHistory
 from recovery.isolation import committed_changes, last_stable_offset
 from recovery.scan import BucketScan, open_scan, open_snapshot_scan
@@ -525,33 +528,62 @@ def test_a_mask_cuts_segments_at_the_ends_of_its_range(bucket: Bucket) -> None:
     history, offset, pinned = bucket.pin()
     log = Log(bucket._log._storage)
     segments = cut_segments(log.segments(start + 2, offset), start + 2, offset)
-    mask = load_mask(segments, history, start=start + 2, stop=offset)
+    mask = load_mask(segments, history)
     [(_, data)] = finished_rows(pinned, history, [SUMS.column("a")], mask=mask)
     assert data.column("a").to_pylist() == [0, 11, 10]
     pinned.close()
 
 
-def test_a_mask_that_is_too_large_says_how_much_is_uncommitted_and_what_to_do(
-    bucket: Bucket,
+@pytest.mark.parametrize("run_bytes", [1, 1_000, 100_000])
+def test_a_mask_of_any_size_shows_what_was_committed(bucket: Bucket, run_bytes: int) -> None:
+    """In memory or in many runs on disk, of one batch or of many."""
+    fill(bucket, 500)
+    before = rows(latest(bucket))
+    offset = bucket.end_offset
+    for number in range(12):
+        fill(bucket, 500)
+        more = list(range(600, 900, number + 1))
+        put(bucket, owner="me", k=more, a=[1] * len(more))
+        delete(bucket, *range(number, 500, 7), columns=["a"], owner="me")
+    records = {"me": ready(offset, A)}
+    scan = committed(bucket, records, mask_run_bytes=run_bytes)
+    assert rows(scan) == before
+    for key in (3, 250, 498, 700):
+        rest = rows(scan, after=encoded(bucket, key), batch_rows=70)
+        assert rest == [row for row in before if row[0] > key]
+
+
+def test_rows_that_only_a_mask_has_come_in_batches_of_the_size_asked_for(bucket: Bucket) -> None:
+    fill(bucket, 500)
+    before = rows(latest(bucket))
+    offset = bucket.end_offset
+    delete(bucket, *range(500), columns=["a"], owner="me")
+    scan = committed(bucket, {"me": ready(offset, A)}, mask_run_bytes=1_000)
+    batches = [batch.data for batch in scan.batches(SUMS.value_columns, batch_rows=50)]
+    assert max(batch.num_rows for batch in batches) <= 50
+    assert sum(batch.num_rows for batch in batches) == len(before)
+    scan.close()
+
+
+def test_a_mask_that_finds_no_room_says_so_and_frees_what_it_took(
+    bucket: Bucket, tmp_path: Path
 ) -> None:
     fill(bucket, 500)
     offset = bucket.end_offset
-    fill(bucket, 500)
-    records = {"me": ready(offset, A)}
-    message = rf"499 changes, at the log offsets \[{offset}, .* 1,000 bytes .*scan again.*latest"
-    with pytest.raises(Retryable, match=message):
-        committed(bucket, records, mask_max_bytes=1_000)
-    for _ in range(30):
+    for _ in range(6):
         fill(bucket, 500)
-    size = 100_000  # Enough for one image of each key, and not for all that there are.
-    assert rows(committed(bucket, records, mask_max_bytes=size))[-1] == (499, 499, None)
-    assert len(rows(latest(bucket))) == 500
+    scratch = Scratch(tmp_path / "scratch", max_bytes=10_000)
+    with pytest.raises(StorageFull, match=r"scratch files in .* more than 10,000 bytes"):
+        committed(bucket, {"me": ready(offset, A)}, mask_run_bytes=1, scratch=scratch)
+    gc.collect()
+    assert scratch.used_bytes == 0
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_images_of_very_many_segments_are_put_together(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("merge_engine.undo._MOST_PARTS", 3)
+    monkeypatch.setattr("merge_engine.masks._MOST_PARTS", 3)
     fill(bucket, 2)
     offset = bucket.end_offset
     for key in range(20):

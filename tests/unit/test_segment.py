@@ -178,7 +178,7 @@ def test_a_renamed_segment_is_refused() -> None:
 def test_a_newer_format_is_not_guessed_at() -> None:
     data = encode_segment(SEGMENT)
     trailer = struct.pack("<H", FORMAT_VERSION + 1) + MAGIC
-    with pytest.raises(UnknownFormat, match=rf"{NAME}.*format version 2, .*reads 1; upgrade"):
+    with pytest.raises(UnknownFormat, match=rf"{NAME}.*format version 3, .*reads 2; upgrade"):
         decode_segment(NAME, resealed(data[: -len(trailer) - 8] + trailer))
 
 

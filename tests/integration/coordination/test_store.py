@@ -8,6 +8,8 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from locks import CoordinationStore, EmbeddedZooKeeper, MemoryCoordination, ZooKeeperStore
 from locks.errors import AccessDenied, RecordTooLarge, SessionLost
@@ -291,8 +293,36 @@ def test_zookeeper_refuses_whoever_has_not_the_credentials(zookeeper: EmbeddedZo
             lambda: theirs.transact([Write(path, b"theirs", 0)]),
             lambda: theirs.transact([Create(f"{path}/child", b"theirs")]),
         ]
-        for call in calls:
-            with pytest.raises(AccessDenied, match="with these credentials"):
+        for number, call in enumerate(calls):
+            what = "with these credentials" if number == 2 else "without credentials"
+            with pytest.raises(AccessDenied, match=f"{what}; give the user and the password"):
                 call()
         with closing(ZooKeeperStore(address, credentials=("tallybook", "secret"))) as again:
             assert read(again, "/a")[:2] == (b"ours", 0)
+
+
+def test_nodes_that_anybody_may_change_are_told_from_those_that_are_closed(
+    zookeeper: EmbeddedZooKeeper,
+) -> None:
+    address, credentials = chroot(zookeeper), ("tallybook", "secret")
+    root = address.removeprefix(zookeeper.address)
+    with (
+        closing(ZooKeeperStore(address)) as before,
+        closing(ZooKeeperStore(address, credentials=credentials)) as ours,
+        closing(KazooClient(hosts=zookeeper.address)) as kazoo,
+    ):
+        before.transact([Create("/open", b""), Create("/read", b""), Create("/deleted", b"")])
+        ours.transact([Create("/closed", b"")])
+        kazoo.start()
+        read, delete = Permissions.READ, Permissions.DELETE
+        for path, permissions in (("/read", read), ("/deleted", read | delete)):
+            kazoo.set_acls(root + path, [ACL(permissions, ANYONE_ID_UNSAFE)])
+        kazoo.stop()
+        paths = ["", "/closed", "/open", "/missing", "/read", "/deleted", "/clock"]
+        with pytest.raises(AccessDenied, match="without credentials"):
+            before.world_writable(["/closed"])
+        assert ours.world_writable(paths) == ["", "/open", "/deleted", "/clock"]
+    with closing(ZooKeeperStore(f"{address}/below", credentials=credentials)) as below:
+        assert below.world_writable(["", "/clock"]) == []
+    with closing(ZooKeeperStore(zookeeper.address, credentials=credentials)) as top:
+        assert top.world_writable([""]) == [""], "what ZooKeeper begins with"

@@ -1,0 +1,169 @@
+"""Large puts, as a client sends them: parts go to their leaders in chunks, and are then advanced.
+
+Every call is short, so a server that hangs is noticed as soon as elsewhere. What fails is not sent
+again: whoever holds the column lock starts over, under a new epoch.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from locks import BucketKey, LeadKey
+from merge_engine import PutResult
+from merge_engine.options import MEBIBYTE
+from merge_engine.parallel import map_all
+from recovery.access import Answers, Grant, Rows
+from recovery.errors import NotLeader
+from recovery.parts import Part
+from server import wire
+from server.calls import Calls
+from server.connections import Broken
+from server.definitions import ClusterTable
+from server.errors import ServerUnavailable
+
+CHUNK_BYTES = 16 * MEBIBYTE
+_AT_ONCE = 8
+
+
+@dataclass
+class _Upload:
+    """What goes to one server: what waits to be sent, and what was."""
+
+    address: str
+    put_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    waiting: list[tuple[str, pa.RecordBatch]] = field(default_factory=list)
+    waiting_bytes: int = 0
+    chunks: int = 0
+    rows: int = 0
+    parts: dict[BucketKey, int] = field(default_factory=dict)
+
+
+class LargePut:
+    """One put of a writer, to all its buckets. Not safe for threads.
+
+    Add the parts; then `run`, to try them or to write them. `close` lets the servers forget it.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        table: ClusterTable,
+        grant: Grant,
+        rows: Rows,
+        *,
+        resumable: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """`rows`: how they are to be read; the rows themselves come as parts."""
+        assert rows.schema is not None
+        self._calls = calls
+        self._table = table
+        self._grant = grant
+        self._chunk_bytes = chunk_bytes
+        self._fields: dict[str, Any] = {
+            "table": table.table_id,
+            "schema_version": rows.schema.version,
+            "columns": None if rows.columns is None else list(rows.columns),
+            "mode": int(rows.mode),
+            "operation_column": rows.operation_column,
+            "owner": grant.owner,
+            "token": list(grant.token),
+            "writer": grant.writer.owner,
+            "epoch": grant.writer.epoch,
+            "resumable": resumable,
+        }
+        self._uploads: dict[str, _Upload] = {}
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="tallybook-upload")
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Send parts, or keep them until a chunk is full."""
+        for part in parts:
+            lead = LeadKey(self._table.table_id, part.key)
+            address = self._calls.directory.address_of(lead, self._table.buckets)
+            upload = self._uploads.setdefault(address, _Upload(address))
+            place = f"{part.key.partition} {part.key.number} {part.number}"
+            upload.waiting.append((place, part.rows))
+            upload.waiting_bytes += part.rows.nbytes
+            upload.parts[part.key] = part.number + 1
+            upload.rows += part.rows.num_rows
+            if upload.waiting_bytes >= self._chunk_bytes:
+                self._send(upload)
+
+    def run(self, *, try_only: bool = False) -> Answers[PutResult]:
+        """Write all parts, or only see whether they can be merged."""
+        uploads = list(self._uploads.values())
+        map_all(self._pool, self._send, uploads)
+        answers = map_all(self._pool, lambda one: self._advance(one, try_only), uploads)
+        results = {key: result for _, found in answers for key, result in found.items()}
+        return Answers(results, frozenset(session for session, _ in answers))
+
+    def close(self) -> None:
+        """Let the servers forget what they do not need any more; if not told, they will anyway."""
+        for upload in self._uploads.values():
+            try:
+                self._action(upload, "forget_put", {"put": upload.put_id})
+            except Exception:  # They forget it by themselves.
+                continue
+        self._pool.shutdown()
+
+    def _send(self, upload: _Upload) -> None:
+        if not upload.waiting:
+            return
+        fields = {**self._fields, "put": upload.put_id, "chunk": upload.chunks}
+        command = wire.encode({**fields, "bytes": upload.waiting_bytes})
+        schema = upload.waiting[0][1].schema
+        with self._curable(upload):
+            self._calls.connections.put(
+                upload.address, command, schema, upload.waiting, self._calls.attempt_s
+            )
+        upload.waiting, upload.waiting_bytes = [], 0
+        upload.chunks += 1
+
+    def _advance(
+        self, upload: _Upload, try_only: bool
+    ) -> tuple[str, Mapping[BucketKey, PutResult]]:
+        buckets = [[*key, self._grant.terms[key], parts] for key, parts in upload.parts.items()]
+        fields = {
+            "table": self._table.table_id,
+            "schema_version": self._fields["schema_version"],
+            "put": upload.put_id,
+            "rows": upload.rows,
+            "buckets": buckets,
+            "try_only": try_only,
+        }
+        while True:
+            answer = self._action(upload, "advance", fields)
+            if answer.get("done", bool):
+                break
+        keys = [BucketKey(*key) for key in answer.rows("keys", 2)]
+        results = map(_to_result, answer.rows("results", 4))
+        return answer.get("session", str), dict(zip(keys, results, strict=True))
+
+    def _action(self, upload: _Upload, name: str, fields: Mapping[str, Any]) -> wire.Fields:
+        with self._curable(upload):
+            body = wire.encode(dict(fields))
+            answer = self._calls.connections.action(
+                upload.address, name, body, self._calls.attempt_s
+            )
+        return wire.decode(answer)
+
+    @contextmanager
+    def _curable(self, upload: _Upload) -> Iterator[None]:
+        """A leader that moved, or a server that broke off, is for the writer to start over with."""
+        try:
+            yield
+        except (NotLeader, Broken) as exc:
+            self._calls.directory.doubt(LeadKey(self._table.table_id, key) for key in upload.parts)
+            if isinstance(exc, Broken):
+                raise ServerUnavailable(f"a large put was cut off: {exc}") from exc
+            raise
+
+
+def _to_result(row: list[int]) -> PutResult:
+    base, end, repeated, rows = row
+    return PutResult(base_offset=base, end_offset=end, repeated=bool(repeated), rows=rows)

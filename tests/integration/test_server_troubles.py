@@ -1,0 +1,139 @@
+"""What a server says when its disk is full, or a bucket cannot be opened: once, aloud, and why."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from locks import EmbeddedZooKeeper
+from merge_engine import Retryable, StorageFull
+from server.client import connect
+from server.config import ServerConfig
+from server.errors import ServerUnavailable
+from server.remote_table import RemoteTable
+from server.tablet_server import TabletServer
+from tallybook.cli import status_lines
+from tests.conftest import schema_of
+from tests.small_disk import small_file_system
+from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+
+TEXTS = schema_of(text=(pa.string(), "last_value"))
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    with zookeeper_server(tmp_path_factory.mktemp("troubles")) as running:
+        yield running
+
+
+@contextmanager
+def serving(address: str, logs: Path, views: Path) -> Iterator[TabletServer]:
+    with TabletServer(ServerConfig(zookeeper=address, logs=str(logs), views=views)) as server:
+        yield server
+
+
+def fill(table: RemoteTable) -> StorageFull:
+    """Put what no compression makes small until there is no room."""
+    for key in range(1000):
+        try:
+            table.put({"k": [key], "text": [os.urandom(50_000).hex()]})
+        except StorageFull as exc:
+            return exc
+    raise AssertionError("the disk was never full")
+
+
+def errors(caplog: pytest.LogCaptureFixture, about: str) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.ERROR and about in record.getMessage()
+    ]
+
+
+def test_a_full_log_disk_is_an_error_that_is_said_once_and_everywhere(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = chroot(zookeeper)
+    with (
+        small_file_system(tmp_path / "logs", "3m") as logs,
+        serving(address, logs, tmp_path / "views") as server,
+        connect(address) as client,
+    ):
+        filler = logs / "filler"
+        filler.write_bytes(bytes(2 << 20))
+        table = client.create_table("t", TEXTS, buckets=1, column_locks=False)
+        refused = fill(table)
+        assert "no room" in str(refused)
+        for _ in range(5):
+            with pytest.raises(StorageFull):
+                table.put({"k": [1], "text": [os.urandom(200_000).hex()]})
+        said = errors(caplog, "disk full")
+        assert len(said) == 1, said
+        assert str(logs) in said[0]
+        assert list(server.status()["problems"]) == ["disk full"]
+        assert "disk full" in "\n".join(status_lines(client.status()))
+        filler.unlink()
+        table.put({"k": [1], "text": ["there is room"]})
+        assert server.status()["problems"] == {}
+
+
+def test_a_bucket_that_cannot_be_opened_says_why_to_operators_and_clients(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address, logs = chroot(zookeeper), tmp_path / "logs"
+    with connect(address, deadline_s=3.0) as client:
+        table = client.create_table("t", TEXTS, buckets=1, column_locks=False)
+        with serving(address, logs, tmp_path / "views"):
+            wait_until(lambda: _put(table), "the table is served")
+        segment = max(logs.rglob("*.seg"))
+        good = segment.read_bytes()
+        segment.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        with serving(address, logs, tmp_path / "other-views") as server:
+            wait_until(lambda: bool(server.status()["unopened"]), "it cannot be opened")
+            with pytest.raises(ServerUnavailable, match=r"cannot be opened: .*checksum mismatch"):
+                table.lookup({"k": [1]})
+            listed, told = [
+                line for line in status_lines(client.status()) if "cannot be opened" in line
+            ]
+            assert listed.endswith("(cannot be opened: see below)")
+            assert told.startswith(f"! {server.address}: bucket 1-0-0 cannot be opened: segment")
+            assert len(errors(caplog, "cannot be opened")) == 1
+            before = sorted(logs.rglob("*.seg"))
+            segment.write_bytes(good)
+            wait_until(lambda: _put(table), "it is served again")
+            assert server.status()["unopened"] == []
+        # One leader came; those that could not lead have left nothing.
+        assert len(list(logs.rglob("*.seg"))) == len(before) + 1
+
+
+def _put(table: RemoteTable) -> bool:
+    try:
+        table.put({"k": [1], "text": ["x"]})
+    except Retryable:
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _quiet_clients(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+
+
+def test_the_status_says_what_a_server_complains_of() -> None:
+    lines = status_lines(
+        [
+            {
+                "address": "127.0.0.1:7070",
+                "pid": 1,
+                "uptime_s": 5,
+                "buckets": [],
+                "unopened": [],
+                "problems": {"disk full": "no room to create /logs/x"},
+            }
+        ]
+    )
+    assert lines[-1] == "! 127.0.0.1:7070: disk full: no room to create /logs/x"
