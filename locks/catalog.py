@@ -19,7 +19,7 @@ from locks.paths import (
     table_path,
 )
 from locks.retrying import retried
-from locks.store import CoordinationStore, Create, Operation, Write
+from locks.store import CoordinationStore, Create, Operation, Write, numbered_children
 from locks.tables import Table, TableDefinition, decode_table, dropped, dropped_id, encode_table
 
 _NAME_FORMAT = 1
@@ -90,7 +90,7 @@ class TableCatalog:
     def all(self) -> list[Table]:
         """Return all tables by id, as they are now; one dropped meanwhile is left out."""
         self._store.sync()
-        ids = sorted(map(int, self._store.children(IDS)))
+        ids = numbered_children(self._store, IDS)
         nodes = self._store.read_many([table_path(table_id) for table_id in ids])
         return [
             decode_table(table_id, node.data, node.version)

@@ -31,7 +31,16 @@ from locks.paths import (
     table_path,
 )
 from locks.retrying import retried
-from locks.store import Conflict, CoordinationStore, Create, Delete, Node, Operation, delete_all
+from locks.store import (
+    Conflict,
+    CoordinationStore,
+    Create,
+    Delete,
+    Node,
+    Operation,
+    delete_all,
+    numbered_children,
+)
 from locks.tables import Table, decode_table
 
 FORMAT = 1
@@ -55,7 +64,7 @@ class DroppedTables:
     def all(self) -> list[DroppedTable]:
         """Return the dropped tables that nobody has forgotten, by id, as they are now."""
         self._store.sync()
-        ids = sorted(map(int, self._store.children(DROPPED)))
+        ids = numbered_children(self._store, DROPPED)
         nodes = self._store.read_many(list(map(dropped_path, ids)))
         return [
             decode_dropped(table_id, node.data)

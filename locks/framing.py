@@ -19,6 +19,7 @@ from locks.offsets import Offsets
 
 _CHECKSUM_BYTES = 8
 _COUNTER_FORMAT = 1
+_TEXT_FORMAT = 1
 
 
 def frame(version: int, parts: Iterable[bytes]) -> bytes:
@@ -41,6 +42,19 @@ def read_counter(path: str, data: bytes) -> int:
     """Return what a counter says; CorruptRecord if it is none."""
     reader = Reader(data, _COUNTER_FORMAT, f"the counter {path}")
     value = reader.integer()
+    reader.end()
+    return value
+
+
+def frame_text(value: str) -> bytes:
+    """Return a text, framed."""
+    return frame(_TEXT_FORMAT, [encode_text(value)])
+
+
+def read_text(path: str, data: bytes) -> str:
+    """Return what a node says that has nothing but a text; CorruptRecord if it is none."""
+    reader = Reader(data, _TEXT_FORMAT, f"the text of {path}")
+    value = reader.text()
     reader.end()
     return value
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from locks.errors import CorruptRecord, SessionLost
+from locks.framing import frame_text, read_text
 from locks.offsets import BucketKey
 from locks.paths import LEADERS, leader_path, server_path
 from locks.retrying import retried
@@ -78,7 +79,7 @@ class Leaders:
         return self._holders(list(map(LeadKey.parse, self._store.children(LEADERS))))
 
     def _take(self, server: Server, keys: Sequence[LeadKey]) -> list[LeadKey]:
-        session, name = server_path(server.name), server.name.encode()
+        session, name = server_path(server.name), frame_text(server.name)
         # At first it is supposed that nobody leads any of them: mostly so, and one request.
         first = True
 
@@ -115,7 +116,7 @@ class Leaders:
     def _holders(self, keys: Sequence[LeadKey]) -> dict[LeadKey, str]:
         nodes = self._store.read_many([key.path for key in keys])
         return {
-            key: node.data.decode()
+            key: read_text(key.path, node.data)
             for key, node in zip(keys, nodes, strict=True)
             if node is not None
         }

@@ -3,6 +3,7 @@
 import uuid
 from dataclasses import dataclass
 
+from locks.framing import frame_text, read_text
 from locks.paths import SERVERS, server_path
 from locks.retrying import retried
 from locks.store import CoordinationStore, Create
@@ -23,7 +24,7 @@ def register_server(store: CoordinationStore, deadline_s: float, address: str) -
 
     def attempt() -> Server:
         if store.read(path) is None:
-            store.transact([Create(path, address.encode(), ephemeral=True)])
+            store.transact([Create(path, frame_text(address), ephemeral=True)])
         return server
 
     return retried(store, deadline_s, attempt)
@@ -35,7 +36,7 @@ def list_servers(store: CoordinationStore) -> list[Server]:
     names = store.children(SERVERS)
     nodes = store.read_many(list(map(server_path, names)))
     return [
-        Server(name=name, address=node.data.decode())
+        Server(name=name, address=read_text(server_path(name), node.data))
         for name, node in zip(names, nodes, strict=True)
         if node is not None
     ]

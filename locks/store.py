@@ -8,7 +8,7 @@ conditional operations that takes effect whole or not at all.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from locks.errors import RecordTooLarge
+from locks.errors import CorruptRecord, RecordTooLarge
 
 ANY_VERSION = -1
 MAX_TRANSACTION_BYTES = 900_000
@@ -125,6 +125,15 @@ def check_size(operations: Sequence[Operation]) -> None:
         raise RecordTooLarge(
             f"a transaction of {size:,} bytes; ZooKeeper takes {MAX_TRANSACTION_BYTES:,}"
         )
+
+
+def numbered_children(store: CoordinationStore, path: str) -> list[int]:
+    """Return the children, whose names are ids, ascending; CorruptRecord if one is none."""
+    names = store.children(path)
+    for name in names:
+        if not name.isdecimal():
+            raise CorruptRecord(f"{path}/{name} is not a number; nobody but Tallybook writes there")
+    return sorted(map(int, names))
 
 
 def delete_all(store: CoordinationStore, paths: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from locks import Coordinator, ZooKeeperStore
+from locks.framing import read_text
 from merge_engine import ObjectStorage, Schema, open_storage
 from recovery.writer import TableWriter
 from server import wire
@@ -111,7 +112,8 @@ class Cluster:
         node = store.read(STORAGE)
         if node is None:
             raise ServerUnavailable("no tablet server has ever joined this cluster; start one")
-        return open_storage(node.data.decode(), **(self._settings["storage_settings"] or {}))
+        location = read_text(STORAGE, node.data)
+        return open_storage(location, **(self._settings["storage_settings"] or {}))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Recipe.connect, (self.recipe,)

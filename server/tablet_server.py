@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from locks import CoordinationError, Coordinator, Heartbeat, Server, ZooKeeperStore
 from locks.catalog import create_if_missing
+from locks.framing import frame_text, read_text
 from merge_engine import InvalidInput, TallybookError, open_storage
 from merge_engine.scratch import Scratch
 from merge_engine.storage import local_directory
@@ -256,9 +257,9 @@ class TabletServer:
 
     def _check_location(self, store: ZooKeeperStore) -> None:
         """All servers of a cluster have one log storage: in another one they would find nothing."""
-        create_if_missing(store, 30.0, STORAGE, self._logs.encode())
+        create_if_missing(store, 30.0, STORAGE, frame_text(self._logs))
         node = store.read(STORAGE)
-        known = node.data.decode() if node is not None else self._logs
+        known = self._logs if node is None else read_text(STORAGE, node.data)
         if known != self._logs:
             raise InvalidInput(
                 f"the logs of this cluster are in {known}, and this server was told {self._logs}; "

@@ -15,14 +15,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, EmbeddedZooKeeper, LeadKey, UnknownLease
+from locks import BucketKey, CorruptRecord, EmbeddedZooKeeper, LeadKey, UnknownLease
 from locks.paths import snapshot_list_path
-from locks.store import Write
+from locks.store import ANY_VERSION, Write
 from merge_engine import InvalidInput, SchemaBuilder
 from merge_engine.failpoints import arm
 from recovery.access import Rows as WriterRows
 from server.client import Cluster, connect
 from server.config import ServerConfig, SnapshotConfig
+from server.definitions import STORAGE
 from server.remote_table import RemoteTable
 from server.snapshot_lease import SnapshotLease
 from server.table_scan import ScanSource, TableScan
@@ -246,6 +247,19 @@ def test_a_damaged_list_keeps_no_bucket_from_its_log(scene: Scene) -> None:
         assert rows(table) == all_of(1)
         put(table)
         assert rows(table) == all_of(2)
+
+
+def test_where_the_logs_are_is_not_believed_when_it_is_damaged(scene: Scene) -> None:
+    with scene.run() as (_, client):
+        store = client.coordinator.store
+        node = store.read(STORAGE)
+        assert node is not None
+        for at in range(len(node.data)):
+            damaged = bytearray(node.data)
+            damaged[at] ^= 1 << at % 8
+            store.transact([Write(STORAGE, bytes(damaged), ANY_VERSION)])
+            with pytest.raises(CorruptRecord, match="/storage"):
+                client.storage()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone", "manifest"])

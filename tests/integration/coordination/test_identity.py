@@ -12,6 +12,8 @@ from locks import (
     CorruptRecord,
     Fenced,
     HandoverNeeded,
+    LeadKey,
+    ListedSnapshot,
     LockHeld,
     MemoryCoordination,
     Table,
@@ -20,15 +22,22 @@ from locks import (
 )
 from locks.acquisition import unpaid
 from locks.coordinator import DEFAULT_TTL_MS
+from locks.leases import SHORTEST_LEASE_MS
 from locks.paths import (
+    DROPPED,
+    IDS,
     NEXT_TABLE_ID,
+    dropped_path,
     epoch_path,
+    lease_path,
     owner_path,
     partitions_path,
+    server_path,
+    snapshot_list_path,
     table_name_path,
     table_path,
 )
-from locks.store import Node, Write
+from locks.store import Create, Node, Write
 from tests.coordinators import (
     CALLS,
     COLUMNS,
@@ -319,7 +328,21 @@ def test_an_alteration_that_never_happened_is_told_from_one_that_did() -> None:
 def test_a_flipped_bit_is_found_in_whatever_is_kept(coordinator: Coordinator, table: Table) -> None:
     ready(coordinator, table, "a", "orders").commit(0, {BucketKey(0, 0): 5}, [])
     coordinator.create_partition(table, b"day")
+    gone = coordinator.create_table("gone", DEFINITION)
+    coordinator.drop_table(gone)
+    server = coordinator.register_server("127.0.0.1:7070")
+    lead = LeadKey(table.table_id, BucketKey(0, 0))
+    coordinator.take_lead(server, [lead])
+    listed = coordinator.snapshots.claim(lead, 3)
+    one = ListedSnapshot(snapshot_id=1, term=3, applied=9, stable=8, created_ms=7, bytes=6)
+    coordinator.snapshots.add(listed, one, 2)
+    coordinator.leases.acquire(table.table_id, "reader", {lead.key: 1}, SHORTEST_LEASE_MS)
     reading: dict[str, Callable[[], object]] = {
+        dropped_path(gone.table_id): coordinator.dropped_tables,
+        server_path(server.name): coordinator.list_servers,
+        lead.path: coordinator.leaders,
+        snapshot_list_path(table.table_id, 0, 0): lambda: coordinator.snapshots.read(lead),
+        lease_path(table.table_id, "reader"): lambda: coordinator.leases.all(table.table_id),
         table_path(table.table_id): lambda: coordinator.table("customers"),
         table_name_path("customers"): lambda: coordinator.table("customers"),
         partitions_path(table.table_id): lambda: coordinator.partitions(table),
@@ -344,3 +367,12 @@ def test_a_flipped_bit_is_found_in_whatever_is_kept(coordinator: Coordinator, ta
         assert now is not None
         store.transact([Write(path, node.data, now.version)])
         read()
+
+
+@pytest.mark.parametrize("parent", [IDS, DROPPED])
+def test_a_node_that_is_nobody_s_is_an_error_that_says_where(
+    coordinator: Coordinator, parent: str
+) -> None:
+    coordinator.store.transact([Create(f"{parent}/notes", b"")])
+    with pytest.raises(CorruptRecord, match=f"{parent}/notes is not a number"):
+        _ = coordinator.list_tables_by_id(), coordinator.dropped_tables()
