@@ -71,15 +71,17 @@ class Catalog:
     def open(cls, storage: ObjectStorage) -> "Catalog":
         """Open the table that is there; InvalidInput if there is none."""
         try:
-            description = _read(storage, _TABLE)
+            with _said_where(storage, _TABLE):
+                description = _read(storage, _TABLE)
+                if description["format"] != FORMAT:
+                    raise UnknownFormat(
+                        f"{_TABLE} in {storage} has format {description['format']}, this release "
+                        f"reads {FORMAT}; it was written by another release"
+                    )
+                table_id, buckets = str(description["table_id"]), int(description["buckets"])
         except MissingObject as exc:
             raise InvalidInput(f"there is no table in {storage}; create one first") from exc
-        if description.get("format") != FORMAT:
-            raise UnknownFormat(
-                f"{_TABLE} in {storage} has format {description.get('format')}, this release "
-                f"reads {FORMAT}; it was written by another release"
-            )
-        return cls(storage, description["table_id"], description["buckets"])
+        return cls(storage, table_id, buckets)
 
     def evolve(self, schema: Schema) -> SchemaHistory:
         """Store a new schema version and return the history with it.
@@ -112,7 +114,7 @@ class Catalog:
         try:
             storage.create(_partition_name(key), document)
         except AlreadyExists:  # An earlier attempt, of unknown outcome then, has succeeded.
-            partition_id = _read(storage, _partition_name(key))["id"]
+            _, partition_id = _read_partition(storage, _partition_name(key))
         self.partitions[key] = partition_id
         return partition_id
 
@@ -139,7 +141,10 @@ class Catalog:
         schemas = []
         for name in storage.names():
             with _said_where(storage, name):
-                schemas.append(Schema.from_json(_checked_text(storage.read(name))))
+                schema = Schema.from_json(_checked_text(storage.read(name)))
+                if _schema_name(schema.version) != name:
+                    raise ValueError(f"it is that of version {schema.version}")
+            schemas.append(schema)
         if not schemas:
             raise CorruptTable(f"{storage} has no schema; restore it from a copy")
         return SchemaHistory(schemas)
@@ -148,8 +153,7 @@ class Catalog:
         if not self.history.current.partition_by:
             return {b"": UNPARTITIONED}
         storage = self._storage.child("partition")
-        documents = [_read(storage, name) for name in storage.names()]
-        return {bytes.fromhex(document["key"]): document["id"] for document in documents}
+        return dict(_read_partition(storage, name) for name in storage.names())
 
 
 def _checked(text: str) -> bytes:
@@ -167,9 +171,19 @@ def _checked_text(data: bytes) -> str:
 
 
 def _read(storage: ObjectStorage, name: str) -> dict[str, Any]:
+    """Return a document; within `_said_where`."""
+    document: dict[str, Any] = json.loads(_checked_text(storage.read(name)))
+    return document
+
+
+def _read_partition(storage: ObjectStorage, name: str) -> tuple[bytes, str]:
+    """Return the key and the id of a partition."""
     with _said_where(storage, name):
-        document: dict[str, Any] = json.loads(_checked_text(storage.read(name)))
-        return document
+        document = _read(storage, name)
+        key = bytes.fromhex(document["key"])
+        if _partition_name(key) != name:
+            raise ValueError("it is that of another partition")
+        return key, str(document["id"])
 
 
 @contextmanager
@@ -177,9 +191,10 @@ def _said_where(storage: ObjectStorage, name: str) -> Iterator[None]:
     """What is wrong with an object is damage, and is said together with where it is."""
     try:
         yield
-    except (ValueError, SchemaError) as exc:
+    except (ValueError, KeyError, TypeError, SchemaError) as exc:
+        what = f"it has no {exc}" if isinstance(exc, KeyError) else str(exc)
         raise CorruptTable(
-            f"{name} in {storage} is damaged: {exc}; restore it from a copy"
+            f"{name} in {storage} is damaged: {what}; restore it from a copy"
         ) from exc
 
 

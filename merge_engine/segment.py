@@ -161,14 +161,16 @@ def decode_segment(name: str, data: bytes) -> Segment:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             header = _header_from(reader.schema)
             table = reader.read_all()
-    except (pa.ArrowException, ValueError, KeyError, TypeError) as exc:
-        raise CorruptSegment(f"segment {name}: the checksum holds, but {exc}") from exc
-    if segment_name(header.base_offset) != name or header.rows != table.num_rows:
+        is_swapped = segment_name(header.base_offset) != name or header.rows != table.num_rows
+        segment = _from_table(header, table)
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise CorruptSegment(f"segment {name}: the checksum holds, but {exc!r}") from exc
+    if is_swapped:
         raise CorruptSegment(
             f"segment {name}: it holds {table.num_rows} rows at offset {header.base_offset}; "
             "the object was renamed or swapped; restore it from a copy of the log"
         )
-    return _from_table(header, table)
+    return segment
 
 
 def check_trailer(name: str, data: bytes) -> None:

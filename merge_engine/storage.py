@@ -136,14 +136,26 @@ class LocalStorage:
         return sorted(name for name in found if not name.startswith(TEMPORARY_PREFIX))
 
     def _remove_stale(self, temporaries: Sequence[str]) -> None:
-        """Remove what killed processes left, but nothing that a live one may be writing."""
+        """Remove what killed processes left, but nothing that a live one may be writing.
+
+        Its age is by the clock that dates the files, which is another machine's on a network disk:
+        ours, which may be ahead, only says when to ask.
+        """
         for name in temporaries:
             path = self._directory / name
-            try:
-                if time.time() - path.stat().st_mtime > STALE_TEMPORARY_SECONDS:
+            with suppress(OSError):
+                stale_at = path.stat().st_mtime + STALE_TEMPORARY_SECONDS
+                if time.time() > stale_at and self._time_there() > stale_at:
                     path.unlink()
-            except FileNotFoundError:
-                continue
+
+    def _time_there(self) -> float:
+        """Return the time by the clock of the disk, from a file that is written for that."""
+        probe = self._directory / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        probe.touch()
+        try:
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
 
     def delete(self, names: Sequence[str]) -> None:
         try:

@@ -156,7 +156,7 @@ class View:
         stored = self._meta(_TOKEN_PREFIX + owner.encode())
         if stored is None:
             return None
-        epoch, batch, base_offset, end_offset = _TOKEN.unpack(stored)
+        epoch, batch, base_offset, end_offset = _numbers(_TOKEN, stored, self.path)
         return AppliedToken(Token(epoch, batch), base_offset, end_offset)
 
     def remember(self, owner: str, applied: AppliedToken) -> None:
@@ -170,7 +170,7 @@ class View:
         stored = self._meta(_PARTS_PREFIX + owner.encode())
         if stored is None:
             return None
-        epoch, batch, base_offset, parts = _TOKEN.unpack(stored)
+        epoch, batch, base_offset, parts = _numbers(_TOKEN, stored, self.path)
         return AppliedParts(Token(epoch, batch), base_offset, parts)
 
     def remember_parts(self, owner: str, parts: AppliedParts) -> None:
@@ -320,13 +320,14 @@ class View:
             self._write(lambda: _identity_batch(identity))
         elif version != str(FORMAT_VERSION).encode():
             raise UnknownFormat(
-                f"view {self.path}: format {version.decode()}, this release reads "
+                f"view {self.path}: format {version.decode(errors='replace')}, this release reads "
                 f"{FORMAT_VERSION}; upgrade, or remove the directory to rebuild it from the log"
             )
         elif known != identity.encode():
+            found = (known or b"?").decode(errors="replace")
             raise CorruptView(
-                f"view {self.path} belongs to {(known or b'?').decode()}, not to {identity}; "
-                "remove the directory to rebuild it from the log"
+                f"view {self.path} belongs to {found}, not to {identity}; remove the directory to "
+                "rebuild it from the log"
             )
 
     def _meta(self, key: bytes) -> bytes | None:
@@ -334,7 +335,7 @@ class View:
 
     def _number(self, key: bytes) -> int:
         stored = self._meta(key)
-        return int(_OFFSET.unpack(stored)[0]) if stored else 0
+        return _numbers(_OFFSET, stored, self.path)[0] if stored else 0
 
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
         with translated(self.path):
@@ -382,7 +383,8 @@ def read_checkpoint(directory: Path) -> CheckpointState:
     identity, applied = found
     if identity is None:
         raise CorruptView(f"{directory} is no copy of a view; make another one")
-    return CheckpointState(_OFFSET.unpack(applied)[0] if applied else 0, identity.decode())
+    offset = _numbers(_OFFSET, applied, directory)[0] if applied else 0
+    return CheckpointState(offset, identity.decode(errors="replace"))
 
 
 def pin_checkpoint(directory: Path) -> PinnedRows:
@@ -421,6 +423,14 @@ def _identity_batch(identity: str) -> WriteBatch:
     batch.put(_FORMAT, str(FORMAT_VERSION).encode())
     batch.put(_IDENTITY, identity.encode())
     return batch
+
+
+def _numbers(form: struct.Struct, stored: bytes, path: Path) -> tuple[int, ...]:
+    """Return what is stored in meta; RocksDB has checked the bytes, and this that they are ours."""
+    try:
+        return form.unpack(stored)
+    except struct.error as exc:
+        raise CorruptView(_rebuild(path, f"meta of {len(stored)} bytes: {exc}")) from exc
 
 
 def _rebuild(path: Path, reason: str) -> str:

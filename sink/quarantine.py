@@ -7,7 +7,8 @@ it knows whose they are: what a task stages that was given up, or came late, nob
 epoch clears what its own and earlier ones have left of the batch, never a later one's: a driver
 that was paused, and comes back, has nothing to do with its successor's files.
 
-A file is readable whatever is in it: a column with text that is not UTF-8 is written as bytes.
+A file is readable whatever is in it: a column with text that is not UTF-8 is written as bytes. Its
+pages have checksums, for readers that look at them; Tallybook itself never reads a file again.
 """
 
 import hashlib
@@ -43,7 +44,12 @@ class Quarantine:
         filesystem, directory = _open(self.path)
         filesystem.create_dir(directory, recursive=True)
         name = f".{self._of_batch}epoch-{self.epoch}-part-{part}.parquet.{uuid.uuid4().hex}"
-        pq.write_table(readable(rows), f"{directory}/{name}", filesystem=filesystem)
+        pq.write_table(
+            readable(rows),
+            f"{directory}/{name}",
+            filesystem=filesystem,
+            write_page_checksum=True,
+        )
         return name
 
     def publish(self, staged: Iterable[str]) -> list[str]:

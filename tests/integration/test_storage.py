@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -173,6 +174,19 @@ def test_what_a_killed_process_left_is_hidden_and_removed_when_it_is_old(
     os.utime(old, (stamp, stamp))
     assert local.names() == ["x"]
     assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_machine_whose_clock_is_ahead_removes_nothing_that_is_being_written(
+    local: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.create("x", b"")
+    writing = tmp_path / "objects" / f"{TEMPORARY_PREFIX}under way"
+    writing.write_bytes(b"half")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 2 * STALE_TEMPORARY_SECONDS)
+    assert local.names() == ["x"]
+    assert [path.name for path in (tmp_path / "objects").iterdir() if path != writing] == ["x"]
+    assert writing.exists()
 
 
 def test_an_object_is_synced_before_its_name_and_the_name_before_the_return(

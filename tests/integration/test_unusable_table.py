@@ -92,6 +92,43 @@ def test_a_description_of_a_newer_format_is_refused(closed_table: Path, name: st
         Table.open(closed_table)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("table.json", {"buckets": None}, "it has no 'buckets'"),
+        ("table.json", {"table_id": None}, "it has no 'table_id'"),
+        ("table.json", {"format": None}, "it has no 'format'"),
+        ("schema/00000001.json", {"version": 2}, "it is that of version 2"),
+    ],
+)
+def test_a_description_that_was_sealed_by_somebody_else_is_looked_through(
+    closed_table: Path, name: str, change: dict[str, object], words: str
+) -> None:
+    path = closed_table / name
+    document = json.loads(path.read_text().splitlines()[0]) | change
+    other = json.dumps({key: value for key, value in document.items() if value is not None})
+    path.write_text(f"{other}\n{xxhash.xxh3_64_hexdigest(other.encode())}\n")
+    with pytest.raises(CorruptTable, match=f"{path.name} in .* is damaged: {words}"):
+        Table.open(closed_table)
+
+
+def test_the_description_of_another_partition_is_not_taken_for_this_one_s(tmp_path: Path) -> None:
+    schema = (
+        SchemaBuilder()
+        .column("day", pa.int64())
+        .primary_key("day")
+        .partitioned_by("day")
+        .agg_column("n", pa.int64(), "sum")
+        .build()
+    )
+    with Table.create(tmp_path, schema, buckets=1) as table:
+        table.put({"day": [1, 2], "n": [1, 1]})
+    first, second = (tmp_path / "partition").iterdir()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(CorruptTable, match=f"{first.name} in .* it is that of another partition"):
+        Table.open(tmp_path)
+
+
 def test_a_damaged_description_is_reported_by_name(closed_table: Path) -> None:
     (closed_table / "table.json").write_text("{")
     with pytest.raises(CorruptTable, match=r"table\.json in .* is damaged"):

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 
 import pytest
+from rocksdict import Options, Rdict
 
 from merge_engine.bucket import Bucket
 from merge_engine.errors import (
@@ -195,6 +196,25 @@ def test_an_open_that_fails_in_its_replay_leaves_nothing_in_the_log(
     assert len(bucket_factory.storage().names()) == 2
     damaged.write_bytes(whole)
     assert rows_of(bucket_factory()) == {1: (1, None)}
+
+
+def read_all(bucket_factory: BucketFactory) -> None:
+    """Read all meta of a view."""
+    bucket = bucket_factory()
+    bucket.last_token("me")
+    bucket._view.parts("me")
+
+
+@pytest.mark.parametrize("name", [b"mapplied", b"mschema", b"mtoken:me", b"mparts:me"])
+def test_meta_of_a_view_that_is_none_is_damage_and_says_what_to_do(
+    bucket_factory: BucketFactory, name: bytes
+) -> None:
+    bucket_factory().close()
+    database = Rdict(str(bucket_factory.view_path()), Options(raw_mode=True))
+    database[name] = b"abc"
+    database.close()
+    with pytest.raises(CorruptView, match=r"meta of 3 bytes.*remove the directory"):
+        read_all(bucket_factory)
 
 
 # A leader that was deposed, does not know it, and is still cleaning

@@ -1,10 +1,12 @@
 """Bad rows are set aside once, whatever tasks come late, and whoever comes back."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from sink.quarantine import Quarantine
 
@@ -33,6 +35,17 @@ def test_staged_rows_are_seen_when_they_are_published(tmp_path: Path) -> None:
     assert published(tmp_path) == {}
     [target] = there.publish([name])
     assert published(tmp_path) == {Path(target).name: ["bad"]}
+
+
+def test_a_reader_can_tell_that_a_file_is_damaged(tmp_path: Path) -> None:
+    there = place(tmp_path)
+    [target] = there.publish([there.stage(pa.table({"_reason": ["bad" * 100], "v": [1.5]}))])
+    assert pq.read_table(target, page_checksum_verification=True)["v"].to_pylist() == [1.5]
+    whole = Path(target).read_bytes()
+    at = whole.index(struct.pack("<d", 1.5))
+    Path(target).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(OSError, match="checksum"):
+        pq.read_table(target, page_checksum_verification=True)
 
 
 def test_a_late_task_changes_nothing_and_its_file_goes_with_the_next_batch(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Segments as bytes: what was written comes back, and nothing else is ever taken for a segment."""
 
+import json
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow as pa
@@ -180,6 +181,28 @@ def test_a_newer_format_is_not_guessed_at() -> None:
     trailer = struct.pack("<H", FORMAT_VERSION + 1) + MAGIC
     with pytest.raises(UnknownFormat, match=rf"{NAME}.*format version 3, .*reads 2; upgrade"):
         decode_segment(NAME, resealed(data[: -len(trailer) - 8] + trailer))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        replace(HEADER, column_ids=(2, 5, 9)),
+        replace(HEADER, column_ids=("x",)),  # type: ignore[arg-type]
+        replace(HEADER, base_offset="42"),  # type: ignore[arg-type]
+    ],
+    ids=["a column that is not there", "a column that is none", "a text"],
+)
+def test_a_header_that_does_not_go_with_its_rows_is_refused(header: SegmentHeader) -> None:
+    sealed = encode_segment(replace(SEGMENT, header=HEADER))
+    with pa.ipc.open_stream(sealed) as reader:
+        table = reader.read_all()
+    metadata = {b"tallybook": json.dumps(asdict(header))}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema.with_metadata(metadata)) as writer:
+        writer.write_table(table)
+    trailer = struct.pack("<H", FORMAT_VERSION) + MAGIC
+    with pytest.raises(CorruptSegment, match=rf"{NAME}: .*(the checksum holds, but|swapped)"):
+        decode_segment(NAME, resealed(sink.getvalue().to_pybytes() + trailer))
 
 
 def test_a_sealed_object_that_is_no_segment_is_refused() -> None:
