@@ -298,11 +298,17 @@ class AggregateSink:
             return True
         if self._options.route == "executors":
             return False
-        if is_too_large(known_bytes(frame), self._options.driver_max_bytes):
+        most = self._options.driver_max_bytes
+        if self._may_be_large() and is_too_large(known_bytes(frame), most):
             return False
         if self._options.route == "driver":
             return True
         return self._recent.go_by_driver(frame.sparkSession.sparkContext)
+
+    def _may_be_large(self) -> bool:
+        """Whether it is worth the milliseconds to ask Spark: not while small ones come and go."""
+        last = self._status.last
+        return last is None or last.route == "executors"
 
     def _collect(self, frame: Any, names: Mapping[str, str]) -> pa.Table | None:
         """Return the batch; None if it is more than the driver takes, or Spark lets it have."""

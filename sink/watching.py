@@ -14,6 +14,8 @@ from merge_engine import Token
 logger = logging.getLogger(__name__)
 
 _ASK_S = 2.0
+# A server that does not answer just now must not hold up a batch that is done.
+_LONGEST_WAIT_S = 0.5
 
 Ask = Callable[[Token], dict[str, int]]
 """Asks all servers how much of a batch has arrived at them, and was written."""
@@ -55,7 +57,7 @@ class BatchWatch:
         traceback: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_LONGEST_WAIT_S)
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
