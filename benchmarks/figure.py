@@ -58,13 +58,21 @@ class Setting:
     large_keys: int = 10_000_000
     small_keys: int = 10_000
     batch_rows: int = 100_000
+    backfill_rows: int = 20_000_000
     runs: int = 5
     steps: int = 4
 
     @classmethod
     def quick(cls, directory: Path) -> "Setting":
         """Return sizes that take seconds; the ratios are those of a table that fits in memory."""
-        return cls(directory=directory, keys=100_000, large_keys=1_000_000, runs=3, steps=2)
+        return cls(
+            directory=directory,
+            keys=100_000,
+            large_keys=1_000_000,
+            backfill_rows=1_000_000,
+            runs=3,
+            steps=2,
+        )
 
 
 Benchmark: TypeAlias = Callable[[Setting], Iterator[Figure]]

@@ -1,5 +1,6 @@
 """All benchmarks, in the order in which they run. A new one is a function, and a line here."""
 
+from benchmarks.backfill import backfill, backfill_recovery, puts_beside_backfill
 from benchmarks.cluster import failover, flight_lookups, flight_puts
 from benchmarks.figure import Benchmark
 from benchmarks.large import large_table
@@ -38,5 +39,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         sink_vs_stateful,
         sink_overhead,
         sink_vs_delta,
+        backfill,
+        backfill_recovery,
+        puts_beside_backfill,
     )
 }

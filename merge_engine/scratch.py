@@ -113,7 +113,7 @@ class ScratchFile(io.RawIOBase):
 
     def flush(self) -> None:
         """Let readers of `path` see all that was written."""
-        if not self.closed:
+        if not self._file.closed:
             with self._no_room():
                 self._file.flush()
 

@@ -25,13 +25,15 @@ FindBucket = Callable[[Route], BucketKey]
 class PartSizes:
     """How large parts are, about, and how many bytes of rows wait to become one in all.
 
-    `chunk_bytes`: how much of them goes to a server in one call.
+    `chunk_bytes`: how much of them goes to a server in one call. `call_rows`: how many rows do that
+    need not be cut, since they are few.
     """
 
     rows: int = 25_000
     bytes: int = 8 * MEBIBYTE
     waiting_bytes: int = 64 * MEBIBYTE
     chunk_bytes: int = 16 * MEBIBYTE
+    call_rows: int = 100_000
 
     def within(self, put_max_rows: int, put_max_bytes: int) -> "PartSizes":
         """Return sizes that a server with these limits takes; half of the bytes are for headers."""
@@ -40,6 +42,7 @@ class PartSizes:
             bytes=max(min(self.bytes, put_max_bytes // 4), 1),
             waiting_bytes=self.waiting_bytes,
             chunk_bytes=max(min(self.chunk_bytes, put_max_bytes // 2), 1),
+            call_rows=max(min(self.call_rows, put_max_rows), 1),
         )
 
 

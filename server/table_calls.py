@@ -8,11 +8,13 @@ from merge_engine import (
     ObjectStorage,
     Schema,
     SchemaHistory,
+    Token,
 )
 from merge_engine.routing import Route
 from recovery.writer import TableWriter
 from server import wire
 from server.calls import Calls
+from server.connections import Broken
 from server.definitions import ClusterTable
 from server.errors import PartitionGone
 
@@ -139,6 +141,23 @@ class TableCalls:
             check_moved=self._check_partitions if check_partitions else None,
         )
         return {key.key: result for key, result in results.items()}, frozenset(sessions)
+
+    def put_progress(self, owner: str, token: Token) -> dict[str, int]:
+        """Return how much of a large batch has arrived at the servers, and how much is written."""
+        calls = self._access.calls
+        body = wire.encode({"table": self.table_id, "owner": owner, "token": list(token)})
+        total = {"rows": 0, "bytes": 0, "rows_done": 0}
+        for server in self._access.coordinator.list_servers():
+            try:
+                answer = calls.connections.action(
+                    server.address, "put_progress", body, calls.attempt_s
+                )
+            except Broken:  # It is not needed for the batch, or the batch finds out.
+                continue
+            fields = wire.decode(answer)
+            for name in total:
+                total[name] += fields.get(name, int)
+        return total
 
     def _request(
         self, table: ClusterTable, fields: Mapping[str, Any], buckets: list[list[int]]

@@ -17,8 +17,6 @@ from server import wire
 from server.outgoing import as_one_table
 from server.remote_table import RemoteTable, to_result
 
-# Up to as many rows as so many parts have go in one call per server.
-_SMALL_PARTS = 4
 _DEFAULT_SIZES = PartSizes()
 
 
@@ -156,7 +154,7 @@ def put(
 
 def _is_small(pieces: Sequence[pa.Table], sizes: PartSizes) -> bool:
     rows, size = sum(one.num_rows for one in pieces), sum(one.nbytes for one in pieces)
-    return bool(rows <= _SMALL_PARTS * sizes.rows and size <= sizes.chunk_bytes)
+    return bool(rows <= sizes.call_rows and size <= sizes.chunk_bytes)
 
 
 def _put_large(

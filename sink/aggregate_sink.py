@@ -23,19 +23,21 @@ from recovery.access import Answers, Grant, Rows
 from recovery.errors import OldEpoch
 from recovery.writer import TableWriter
 from sink.executors import Job, put_from_executors
-from sink.frames import collected
+from sink.frames import TooLarge, collected, known_bytes
 from sink.listener import when_run_ends
 from sink.options import SinkOptions, checked_settings
 from sink.partitions import PartitionsMissing, never_settles, partitions_named, partitions_of
 from sink.progress import BatchProgress, SinkStatus
 from sink.quarantine import Quarantine
-from sink.routing import RecentBatches
+from sink.routing import RecentBatches, is_too_large
 from sink.session import Session, Target, identify, open_session, query_of
+from sink.watching import Ask, BatchWatch
 
 logger = logging.getLogger(__name__)
 
 _MOST_REFUSED_KEYS = 1_000
 _MOST_READS = 4
+_ANY_SIZE = 1 << 62
 
 
 class _KeysRefused(InvalidInput):
@@ -58,6 +60,12 @@ class _Batch:
     progress: BatchProgress
     refused: dict[bytes, str] = field(default_factory=dict)
     aside: Quarantine | None = None
+    watch: BatchWatch | None = None
+
+    def put_under(self, grant: Grant) -> None:
+        """Note under which token the batch is put."""
+        if self.watch is not None:
+            self.watch.put_under(grant.token)
 
 
 class AggregateSink:
@@ -95,6 +103,7 @@ class AggregateSink:
         self._recent = RecentBatches(self._options.driver_max_rows)
         self._undone_keys = 0
         self._status = SinkStatus()
+        self._watch: BatchWatch | None = None
 
     def __getstate__(self) -> Any:
         raise InvalidInput(
@@ -103,8 +112,14 @@ class AggregateSink:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return what the sink has done: the last batch and the totals."""
-        return self._status.to_dict(self._last_writer)
+        """Return what the sink has done: the last batch and the totals.
+
+        `current`: how far the batch is that is under way, if it takes more than some seconds.
+        """
+        status = self._status.to_dict(self._last_writer)
+        watch = self._watch
+        current = None if watch is None or watch.ended else watch.told or None
+        return {**status, "current": current}
 
     def close(self) -> None:
         """Release the lock, or abandon it if a batch is uncommitted. Closing twice is fine.
@@ -130,7 +145,9 @@ class AggregateSink:
             if writer.is_replay(batch_id):
                 progress.skipped = True
             else:
-                self._write(session, batch)
+                with BatchWatch(batch_id, self._ask(session)) as batch.watch:
+                    self._watch = batch.watch
+                    self._write(session, batch)
                 self._recent.add(progress.rows)
             progress.finish(writer, time.perf_counter() - began, self._undone_keys)
             self._undone_keys = writer.progress.undone_keys
@@ -153,6 +170,10 @@ class AggregateSink:
         if identity.run_id:
             when_run_ends(identity.run_id, self.close)
         return session
+
+    @staticmethod
+    def _ask(session: Session) -> Ask:
+        return lambda token: session.table.put_progress(session.writer.owner, token)
 
     # --- A batch --------------------------------------------------------------------------------
 
@@ -204,6 +225,7 @@ class AggregateSink:
         progress.bytes = _bytes_in(rows)
 
         def before(grant: Grant) -> None:
+            batch.put_under(grant)
             # A writer that has lost its session has looked at the table anew.
             session.check_columns()
             if aside is not None:
@@ -242,6 +264,7 @@ class AggregateSink:
 
     def _put_by_tasks(self, session: Session, batch: _Batch, grant: Grant) -> Answers[PutResult]:
         table, progress = session.table, batch.progress
+        batch.put_under(grant)
         cores = batch.frame.sparkSession.sparkContext.defaultParallelism
         place = None
         if self._options.bad_rows == "quarantine":
@@ -270,20 +293,35 @@ class AggregateSink:
         return outcome.answers
 
     def _goes_by_driver(self, frame: Any) -> bool:
-        if self._options.route != "auto" or self._options.recovery == "redo":
-            return self._options.route != "executors"
+        if self._options.recovery == "redo":
+            return True
+        if self._options.route == "executors":
+            return False
+        most = self._options.driver_max_bytes
+        if self._may_be_large() and is_too_large(known_bytes(frame), most):
+            return False
+        if self._options.route == "driver":
+            return True
         return self._recent.go_by_driver(frame.sparkSession.sparkContext)
 
+    def _may_be_large(self) -> bool:
+        """Whether it is worth the milliseconds to ask Spark: not while small ones come and go."""
+        last = self._status.last
+        return last is None or last.route == "executors"
+
     def _collect(self, frame: Any, names: Mapping[str, str]) -> pa.Table | None:
-        """Return the batch; None if Spark does not let the driver have that much."""
+        """Return the batch; None if it is more than the driver takes, or Spark lets it have."""
+        redo = self._options.recovery == "redo"
         try:
-            return collected(frame, names)
-        except Exception as exc:
-            may_change = self._options.route == "auto" and self._options.recovery != "redo"
-            if may_change and "spark.driver.maxResultSize" in str(exc):
-                logger.info("the batch is too large to collect: it goes by the executors")
-                return None
-            raise
+            return collected(frame, names, _ANY_SIZE if redo else self._options.driver_max_bytes)
+        except TooLarge as exc:
+            if redo:  # It is promised by the driver, or not at all.
+                raise InvalidInput(
+                    f"the batch is too large to be collected for recovery='redo': {exc}; raise "
+                    "spark.driver.maxResultSize, or use recovery='undo', which takes any size"
+                ) from exc
+            logger.info("the batch is too large for the driver: it goes by the executors")
+            return None
 
     @staticmethod
     def _leave(session: Session, place: Quarantine) -> None:

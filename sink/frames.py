@@ -1,9 +1,35 @@
 """Columns of a Spark frame, under the table's names: for tasks, or collected in the driver."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import pyarrow as pa
+
+# What Spark says of a plan whose size it does not know.
+_UNKNOWN_BYTES = 2**63 - 1
+_limit: ContextVar["_Limit | None"] = ContextVar("limit", default=None)
+
+
+class TooLarge(Exception):
+    """The frame has more bytes than the driver takes, or than Spark lets it have."""
+
+
+class _Limit:
+    """How many bytes a collect may have, and whether it had more."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.exceeded = False
+
+
+def known_bytes(frame: Any) -> int | None:
+    """Return how large Spark thinks that the frame's source is; None if it has no idea.
+
+    Of files it is their size, in which what they hold is compressed.
+    """
+    size = int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    return None if size >= _UNKNOWN_BYTES else size
 
 
 def renamed(frame: Any, names: Mapping[str, str]) -> Any:
@@ -13,8 +39,54 @@ def renamed(frame: Any, names: Mapping[str, str]) -> Any:
     return frame.select([F.col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
 
 
-def collected(frame: Any, names: Mapping[str, str]) -> pa.Table:
-    """Return these columns of the frame in the driver, under the table's names."""
+def collected(frame: Any, names: Mapping[str, str], most_bytes: int) -> pa.Table:
+    """Return these columns of the frame in the driver, under the table's names.
+
+    TooLarge, as soon as that shows, if it has more bytes than this; memory is not needed for more.
+    """
+    _bound_collects()
+    limit = _Limit(most_bytes)
+    token = _limit.set(limit)
+    try:
+        return _collected(frame, names)
+    except Exception as exc:
+        # What Spark says of a collect that was broken off is of no interest.
+        if limit.exceeded or "spark.driver.maxResultSize" in str(exc):
+            raise TooLarge(f"more than {most_bytes:,} bytes") from exc
+        raise
+    finally:
+        _limit.reset(token)
+
+
+def _bound_collects() -> None:
+    """Let PySpark count the bytes of what it collects, where a limit is set: see `collected`.
+
+    It has no setting for that: it reads all that comes. Where it is made otherwise than we know,
+    there is no limit but `spark.driver.maxResultSize`.
+    """
+    from pyspark.sql.pandas import conversion, serializers  # noqa: PLC0415
+
+    known = getattr(conversion, "ArrowCollectSerializer", None)
+    if known is None or hasattr(known, "counts_bytes"):
+        return
+
+    class Counting(serializers.ArrowStreamSerializer):  # type: ignore[misc]
+        def load_stream(self, stream: Any) -> Iterator[pa.RecordBatch]:
+            limit, size = _limit.get(), 0
+            for batch in super().load_stream(stream):
+                size += batch.nbytes
+                if limit is not None and size > limit.most_bytes:
+                    limit.exceeded = True
+                    raise TooLarge(f"more than {limit.most_bytes:,} bytes")
+                yield batch
+
+    class Collecting(known, Counting):  # type: ignore[misc, valid-type]
+        counts_bytes = True
+
+    conversion.ArrowCollectSerializer = Collecting
+
+
+def _collected(frame: Any, names: Mapping[str, str]) -> pa.Table:
     if sorted(frame.columns) != sorted(set(names.values())):
         return _with_nullable_fields(renamed(frame, names)).toArrow()
     # Nothing to leave out: naming the columns here saves Spark planning a projection.

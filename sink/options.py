@@ -19,7 +19,8 @@ class SinkOptions:
 
     `recovery`: "undo" takes an uncommitted batch back, "redo" rolls a prepared one forward and
     needs `redo_location`. `route`: "driver" collects the batch, "executors" puts from the tasks,
-    "auto" goes by the size of recent batches and the number of executors: see `sink.routing`.
+    "auto" goes by the size of the batch and the number of executors: see `sink.routing`. What has
+    more than `driver_max_bytes` goes by the executors in any case, if it can.
     `bad_rows`: "fail" the batch, or "quarantine" them as Parquet below `quarantine_path`.
     """
 
@@ -30,6 +31,7 @@ class SinkOptions:
     local_aggregation: bool = True
     route: str = "auto"
     driver_max_rows: int = 1_000_000
+    driver_max_bytes: int = 256 << 20
     bad_rows: str = "fail"
     quarantine_path: str | None = None
     handover: bool = False

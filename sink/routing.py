@@ -3,6 +3,9 @@
 The driver collects a batch, folds it and puts it: one read of the source and no shuffle, but all of
 it in one process. The executors do it side by side, for the price of two Spark stages. So the
 driver takes less the more executors there are.
+
+A batch that Spark knows to be large does not come here. One that turns out to be, while the driver
+collects it, is left to the executors.
 """
 
 import time
@@ -15,6 +18,13 @@ _RECENT_BATCHES = 3
 # So few rows are put by the driver before the tasks of a stage have started.
 _ALWAYS_FEW = 10_000
 _COUNT_AGAIN_S = 30.0
+# Rows take about so many times what they take in a file.
+_UNPACKED = 3
+
+
+def is_too_large(known_bytes: int | None, driver_max_bytes: int) -> bool:
+    """Return whether a source of so many bytes in files is known to be too much for the driver."""
+    return known_bytes is not None and known_bytes * _UNPACKED > driver_max_bytes
 
 
 def goes_by_driver(recent_rows: Sequence[int], driver_max_rows: int, executors: int) -> bool:

@@ -1,0 +1,289 @@
+"""Batches over every limit of a put: by a plain writer on real servers, killed between their parts.
+
+The servers take 500 rows or 60 KB in a put, and a batch has several thousand rows.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from merge_engine import BatchTooLarge, Overflow, Retryable
+from merge_engine.failpoints import ENVIRONMENT_VARIABLE
+from recovery.access import Rows
+from recovery.writer import TableWriter
+from server.client import Cluster
+from server.local_cluster import LocalCluster
+from server.remote_table import RemoteTable
+from server.uploads import LargePut
+from tests.conftest import schema_of
+from tests.fault.cluster_load import DEADLINE_S, client_of, local_cluster
+from tests.small_disk import small_file_system
+from tests.zookeeper_server import wait_until
+
+SCHEMA = schema_of(total=(pa.int64(), "sum"), last=(pa.string(), "last_value"))
+COLUMNS = ["total", "last"]
+LIMITS = ("--put-max-rows", "500", "--put-max-bytes", "60000")
+ROWS = 6_000
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("cluster"), options=LIMITS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Cluster]:
+    for server in cluster.servers:
+        if not server.alive:
+            server.start()
+    cluster.wait_until_joined()
+    with client_of(cluster, attempt_s=10.0) as connected:
+        yield connected
+
+
+@pytest.fixture
+def table(client: Cluster) -> RemoteTable:
+    return client.create_table(f"large_{next(_numbers)}", SCHEMA, buckets=4)
+
+
+def pieces(batch: int) -> Iterator[pa.Table]:
+    """Yield a batch: every key twice, the second time with another text."""
+    for turn in ("first", "second"):
+        for begin in range(0, ROWS, 1_700):
+            keys = list(range(begin, min(begin + 1_700, ROWS)))
+            texts = [f"{turn} of batch {batch}" for _ in keys]
+            yield pa.table({"k": keys, "total": [1] * len(keys), "last": texts})
+
+
+def rows(batch: int) -> Rows:
+    return Rows(data=lambda: pieces(batch), columns=COLUMNS)
+
+
+def check(table: RemoteTable, batches: int) -> None:
+    """So many batches are there, whole: by a committed scan, and by the changelog."""
+    found = table.scan().to_arrow().to_pydict()
+    assert sorted(found["k"]) == list(range(ROWS))
+    assert set(found["total"]) == {2 * batches}
+    assert set(found["last"]) == {f"second of batch {batches - 1}"}
+    replayed: dict[int, Any] = {}
+    for bucket in table.bucket_keys():
+        for part in table.changelog(bucket):
+            for row in part.to_pylist():
+                if row["_change_type"] in ("insert", "update_postimage"):
+                    replayed[row["k"]] = row["total"]
+    assert set(replayed.values()) == {2 * batches}
+
+
+def writer_of(table: RemoteTable, **settings: Any) -> TableWriter:
+    return table.writer(owner_id="loader", columns=COLUMNS, **settings)
+
+
+def test_a_batch_over_every_limit_is_written_once(table: RemoteTable) -> None:
+    with writer_of(table) as writer:
+        assert writer.write(0, rows(0))
+        assert not writer.write(0, rows(0))
+        assert writer.write(1, rows(1))
+        assert writer.progress.keys_changed == 4 * ROWS
+    check(table, 2)
+
+
+def test_a_table_in_memory_is_cut_as_well(table: RemoteTable) -> None:
+    with writer_of(table) as writer:
+        writer.write(0, Rows(data=pa.concat_tables(pieces(0)), columns=COLUMNS))
+    check(table, 1)
+
+
+def test_a_put_without_a_lock_keeps_its_limits(client: Cluster) -> None:
+    name = f"unlocked_{next(_numbers)}"
+    table = client.create_table(name, SCHEMA, buckets=4, column_locks=False)
+    with pytest.raises(BatchTooLarge, match="put_max"):
+        table.put(pa.concat_tables(pieces(0)))
+    assert table.scan().to_arrow().num_rows == 0
+
+
+def test_one_bad_row_near_the_end_leaves_nothing_of_the_batch(table: RemoteTable) -> None:
+    def with_a_bad_row() -> Iterator[pa.Table]:
+        yield from pieces(1)
+        yield pa.table({"k": [ROWS - 1], "total": [2**63 - 1], "last": ["too much"]})
+
+    with writer_of(table) as writer:
+        writer.write(0, rows(0))
+        with pytest.raises(Overflow, match=f"key k={ROWS - 1}"):
+            writer.write(1, Rows(data=with_a_bad_row, columns=COLUMNS))
+        check(table, 1)
+        writer.write(1, rows(1))
+    check(table, 2)
+
+
+@pytest.mark.parametrize("visit", [1, 5, 11])
+def test_a_server_that_is_killed_between_two_parts_is_as_if_it_had_written_none(
+    table: RemoteTable,
+    cluster: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    visit: int,
+) -> None:
+    server = cluster.servers[0]
+    server.kill()
+    with monkeypatch.context() as patched:
+        patched.setenv(ENVIRONMENT_VARIABLE, f"put.part_written:{visit}")
+        server.start()
+    cluster.wait_until_joined()
+    restarted = threading.Thread(target=lambda: _start_again(cluster))
+    with writer_of(table) as writer:
+        restarted.start()
+        writer.write(0, rows(0))
+        assert writer.progress.starts > 1
+        restarted.join()
+        writer.write(1, rows(1))
+    check(table, 2)
+
+
+def _start_again(cluster: LocalCluster) -> None:
+    server = cluster.servers[0]
+    wait_until(lambda: not server.alive, "it was killed between two parts", DEADLINE_S)
+    server.start()
+
+
+def test_a_writer_that_dies_between_upload_and_end_is_succeeded_by_its_next_self(
+    table: RemoteTable, client: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        """As a kill would: nothing cleans up behind it."""
+
+    def die(*_: object, **__: object) -> None:
+        raise Died
+
+    first = writer_of(table).start()
+    first.write(0, rows(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(LargePut, "run", die)
+        patched.setattr(LargePut, "close", lambda *_: None)
+        with pytest.raises(Died):
+            first.write(1, rows(1))
+    assert _spooled(client) == 2, "both servers have an upload"
+    with writer_of(table) as second:
+        assert _spooled(client) == 0, "they were fenced, and forgotten"
+        second.write(1, rows(1))
+    check(table, 2)
+
+
+def _spooled(client: Cluster) -> int:
+    return sum(int(status["metrics"]["tallybook_spooled_puts"]) for status in client.status())
+
+
+def test_of_two_tasks_with_one_token_the_second_goes_on_with_the_first(
+    table: RemoteTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has sent its rows and died; the second has the same token, and other rows."""
+
+    class Died(BaseException):
+        """The task is gone."""
+
+    real = LargePut._advance
+
+    def advance_once(self: LargePut, upload: Any, try_only: bool) -> Any:
+        body = {
+            "table": self._table.table_id,
+            "schema_version": self._fields["schema_version"],
+            "put": upload.put_id,
+            "rows": upload.rows,
+            "buckets": [[*k, self._grant.terms[k], n] for k, n in upload.parts.items()],
+            "try_only": try_only,
+        }
+        self._action(upload, "advance", body)
+        raise Died
+
+    with writer_of(table) as writer:
+
+        def twice(grant: Any) -> Any:
+            access: Any = writer.access
+            with monkeypatch.context() as patched:
+                patched.setattr(LargePut, "_advance", advance_once)
+                patched.setattr(LargePut, "close", lambda *_: None)
+                with pytest.raises(Died):
+                    access.put(grant, writer._named(rows(0)))
+            patched.undo()
+            assert LargePut._advance is real
+            return access.put(grant, writer._named(rows(7)))
+
+        writer.run(0, twice, rows(0))
+    check(table, 1)
+
+
+def test_reads_and_other_writers_go_on_beside_a_large_batch(
+    table: RemoteTable, client: Cluster
+) -> None:
+    with writer_of(table) as writer:
+        writer.write(0, rows(0))
+        seen: list[set[Any]] = []
+        beside = 0
+        other = client.create_table(f"beside_{next(_numbers)}", SCHEMA, buckets=1)
+
+        def look() -> None:
+            nonlocal beside
+            with other.writer(owner_id="other", columns=["total"]) as small:
+                while not done.is_set():
+                    seen.append(set(table.scan(["total"]).to_arrow()["total"].to_pylist()))
+                    one = Rows(data={"k": [1], "total": [1]}, columns=["total"])
+                    small.write(small.next_batch(), one)
+                    beside += 1
+
+        done = threading.Event()
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            for batch in range(1, 4):
+                writer.write(batch, rows(batch))
+        finally:
+            done.set()
+            thread.join(DEADLINE_S)
+    assert beside
+    assert all(len(values) <= 2 for values in seen), "per bucket, whole batches only"
+    check(table, 4)
+
+
+def test_a_disk_that_fills_while_rows_are_spooled_loses_nothing_and_goes_on_with_room(
+    tmp_path: Path,
+) -> None:
+    with small_file_system(tmp_path / "views", "64m") as views:
+        options = (*LIMITS, "--spool-min-free-bytes", str(32 << 20), "--views", str(views))
+        with local_cluster(tmp_path / "cluster", servers=1, options=()) as cluster:
+            server = cluster.servers[0]
+            server.stop()
+            # The last --views counts.
+            server._command += [*options]
+            server.start()
+            cluster.wait_until_joined()
+            filler = views / "filler"
+            filler.write_bytes(bytes(50 << 20))
+            with client_of(cluster) as client:
+                table = client.create_table("full", SCHEMA, buckets=2)
+                with writer_of(table, deadline_s=3.0) as writer:
+                    with pytest.raises(Retryable, match="stay free; nothing was written"):
+                        writer.write(0, rows(0))
+                    filler.unlink()
+                    writer.write(0, rows(0))
+                check(table, 1)
+
+
+def test_what_killed_servers_leave_in_the_spool_is_removed_at_the_start(
+    cluster: LocalCluster, client: Cluster
+) -> None:
+    server = cluster.servers[1]
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: not server.alive, "it is dead")
+    left = server.log_path.parent / "views-1" / "spool" / "overlay-of-a-killed-one"
+    left.mkdir(parents=True)
+    (left / "000001.sst").write_bytes(b"rows")
+    server.start()
+    cluster.wait_until_joined()
+    assert not left.exists()
