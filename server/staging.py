@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import xxhash
 
 from locks import BucketKey
 from merge_engine import AggMode, PutResult, Token
@@ -43,10 +44,11 @@ class PutRequest:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where a part is in the spool."""
+    """Where a part is in the spool, and the checksum (xxh3_64) of what it was when it came."""
 
     offset: int
     size: int
+    checksum: int
 
 
 @dataclass
@@ -108,7 +110,8 @@ class StagedPut:
                 if number != counts.get(key, 0):
                     raise BadRequest(f"part {number} of bucket {key} comes out of order")
                 counts[key] = number + 1
-                added.append((key, _Stored(self._file.size, self._file.write(data))))
+                offset, checksum = self._file.size, xxhash.xxh3_64_intdigest(data)
+                added.append((key, _Stored(offset, self._file.write(data), checksum)))
                 rows += part_rows
             self._file.flush()
             for key, stored in added:
@@ -118,9 +121,14 @@ class StagedPut:
             self.rows += rows
 
     def part(self, key: BucketKey, number: int) -> pa.RecordBatch:
-        """Return a part's rows; only within `at`."""
+        """Return a part's rows; only within `at`. StagedPutLost if the disk has changed them."""
         stored = self.buckets[key].parts[number]
         data = os.pread(self._reading, stored.size, stored.offset)
+        if xxhash.xxh3_64_intdigest(data) != stored.checksum:
+            raise StagedPutLost(
+                f"part {number} of bucket {key.partition}/{key.number} was damaged on the disk of "
+                "the spool; start over"
+            )
         return pa.ipc.read_record_batch(pa.py_buffer(data), self.schema)
 
     @contextmanager

@@ -310,6 +310,21 @@ def test_an_alteration_that_happened_is_no_failure_though_somebody_altered_behin
     assert bool(happened) == ("answer" in losses)
 
 
+def test_the_same_alteration_by_somebody_else_is_as_good_as_ours() -> None:
+    memory = MemoryCoordination()
+    losing = LossyStore(memory)
+    coordinator, other = Coordinator(losing), Coordinator(memory.connect())
+    table = coordinator.create_table("t", DEFINITION)
+    ours = replace(DEFINITION, schema='{"ours": 1}', former=(DEFINITION.schema,))
+    losing.after_a_loss = lambda: other.alter_table(other.table("t"), ours)
+    losing.lose("request")
+    assert coordinator.alter_table(table, ours) == other.table("t")
+    assert other.table("t").version == 1
+    # Who knows that nothing of its own was sent is told to look again.
+    with pytest.raises(TableAltered, match="was altered meanwhile"):
+        coordinator.alter_table(table, ours)
+
+
 def test_an_alteration_that_never_happened_is_told_from_one_that_did() -> None:
     memory = MemoryCoordination()
     losing = LossyStore(memory)
