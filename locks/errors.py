@@ -84,11 +84,11 @@ class Refused(CoordinationError):
 
 
 class LockHeld(Refused):
-    """A live lock of another owner is in the way. Wait until it expires, or release it."""
+    """A live lock is in the way. Wait until it expires, or release it; a drop can be forced."""
 
 
 class HandoverNeeded(Refused):
-    """Another owner committed these columns last. Say handover=True if that is meant."""
+    """Another owner, or another query of this one, committed last. Say handover=True if meant."""
 
 
 class Fenced(CoordinationError):

@@ -181,8 +181,8 @@ class RedoLog:
             # Our own, sent twice underneath us: the epoch is ours. Anything else is no promise.
             if storage.read(name) != data:
                 raise CorruptSegment(
-                    f"{name} in {storage} holds another batch than the one that is promised; use "
-                    "a redo log for one cluster only"
+                    f"{name} in {storage} holds another batch than the one that is promised: was "
+                    "ZooKeeper set back to an earlier state? Move the object away"
                 ) from exc
         return f"{self.location}/{table}/{name}"
 
