@@ -262,7 +262,9 @@ def without(columns: Sequence[str], rows: Visible) -> dict[int, dict[str, Any]]:
     """Return the cells of the other columns that have a value."""
     cells = {
         key: {
-            name: cell for name, cell in row.items() if name not in columns and cell[1] is not None
+            name: cell
+            for name, cell in row.items()
+            if name not in columns and cell != ("NoneType", None)
         }
         for key, row in rows.items()
     }
