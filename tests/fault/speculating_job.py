@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from merge_engine.failpoints import arm
@@ -55,7 +54,7 @@ class HeldBack:
         put_all, notes, batch = self._original(job), Path(self._notes), job.grant.token.batch
         waits = self._waits
 
-        def put_with_waits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def put_with_waits(rows: Iterator[Any]) -> Iterator[str]:
             from pyspark import TaskContext  # noqa: PLC0415
 
             context = TaskContext.get()
@@ -76,7 +75,7 @@ class HeldBack:
                 arm("task.before_put", lambda: wait_at("task.before_put")),
                 arm("task.put", after_put),
             ):
-                for outcome in put_all(batches):
+                for outcome in put_all(rows):
                     # Before Spark gets it: it may listen no more.
                     note(notes / f"outcome-{name}", context.taskAttemptId(), outcome)
                     yield outcome
@@ -84,9 +83,9 @@ class HeldBack:
         return put_with_waits
 
 
-def note(path: Path, task_id: int, outcome: pa.RecordBatch) -> None:
+def note(path: Path, task_id: int, outcome: str) -> None:
     """Note the outcome of a put; what else a task returns is about the rows it got."""
-    found = json.loads(outcome.column("outcome")[0].as_py())
+    found = json.loads(outcome)
     if "error" in found or "results" in found:
         found |= {"task_id": task_id, "pid": os.getpid()}
         writing = path.with_name(f".{path.name}")

@@ -9,6 +9,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from locks import EmbeddedZooKeeper, ZooKeeperStore
+from locks.framing import frame_text
 from locks.store import ANY_VERSION, Write
 from merge_engine import StorageUnavailable
 from server.client import Cluster
@@ -87,7 +88,7 @@ def test_what_is_wrong_with_the_cluster_does_not_end_it_either(
         wait_until(lambda: serves(cluster), "it serves")
         known = store.read(STORAGE)
         assert known is not None
-        store.transact([Write(STORAGE, b"/elsewhere", ANY_VERSION)])
+        store.transact([Write(STORAGE, frame_text("/elsewhere"), ANY_VERSION)])
         expire_session(zookeeper, server)
         wait_until(lambda: "joining the cluster" in server.status()["problems"], "it complains")
         [said] = errors_of(log)
