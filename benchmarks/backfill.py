@@ -15,7 +15,7 @@ from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs
 from benchmarks.sink import _CORES, _spark, _write_source
 from benchmarks.workload import Workload
-from recovery.access import Rows
+from recovery.rows import Rows
 from recovery.writer import TableWriter
 from server.local_cluster import LocalCluster
 from server.remote_table import RemoteTable

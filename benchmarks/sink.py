@@ -19,7 +19,8 @@ from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs, timed
 from benchmarks.workload import Workload
 from merge_engine import PutResult
-from recovery.access import Answers, Grant, Rows
+from recovery.access import Answers, Grant
+from recovery.rows import Rows
 from recovery.writer import TableWriter
 from server.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink

@@ -51,6 +51,14 @@ def fold_locally(
     return Folded(pa.concat_tables([deleted, written]), names, OPERATION)
 
 
+def with_operations(table: pa.Table, name: str | None) -> pa.Table:
+    """Return the table with a column of operations: where there is none, all are upserts."""
+    if name is None or name in table.column_names:
+        return table
+    upserts = np.full(table.num_rows, Operation.UPSERT, np.int8)
+    return table.append_column(name, pa.array(upserts))
+
+
 def _table(
     update: Update, names: Sequence[str], rows: "np.typing.NDArray[np.int64]", operation: int | None
 ) -> pa.Table:

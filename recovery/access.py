@@ -4,17 +4,16 @@ The Flight client and an embedded table both implement it, so one writer serves 
 and the property tests.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import pyarrow as pa
-
 from locks import BucketKey, Coordinator
 from locks import Table as KnownTable
-from merge_engine import AggMode, PutResult, Schema, Token
-from merge_engine.table import Data, as_arrow
+from merge_engine import PutResult, Schema, Token
 from recovery.guard import Writer
+from recovery.redo import Promise, PromiseWriter
+from recovery.rows import Rows
 
 Result = TypeVar("Result")
 Terms = Mapping[BucketKey, int]
@@ -34,43 +33,22 @@ class Grant:
 
     `writer` is the lock's holder, `owner` whose columns are written: its own or, when a debt is
     paid, the debtor's. `token` is (epoch, batch) of the incarnation that first wrote the batch.
-    `promised`: the batch is, or is to be, promised, and will be rolled forward rather than undone:
-    so it is one put per bucket, of which there is all or nothing.
     """
 
     writer: Writer
     owner: str
     token: Token
     terms: Terms
-    promised: bool = False
 
 
-Pieces = Callable[[], Iterator[pa.Table]]
-"""Gives the rows of a batch piece by piece, each time the same, for what memory does not hold."""
+class Tried(Protocol):
+    """A batch that fits everywhere, and was written down to be promised."""
 
+    def put(self) -> Answers[PutResult]:
+        """Put it; once it is promised."""
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Rows to put, and how to read them: as for `Table.put`.
-
-    `data` may be a function that gives the rows in pieces, all of one schema, in order; the same
-    ones each time. `schema`: whose names the columns have, whatever they are called by now; None:
-    the writer's, as it was when that started.
-    """
-
-    data: Data | Pieces
-    columns: Sequence[str] | None = None
-    mode: AggMode = AggMode.ACCUMULATE
-    operation_column: str | None = None
-    schema: Schema | None = None
-
-    def pieces(self, schema: Schema) -> Iterator[pa.Table]:
-        """Yield the rows as Arrow tables, in order; none if there are no rows and no columns."""
-        if callable(self.data):
-            yield from self.data()
-        elif not (isinstance(self.data, Sequence) and not self.data):
-            arrow = as_arrow(self.data, schema)
-            yield pa.Table.from_batches([arrow]) if isinstance(arrow, pa.RecordBatch) else arrow
+    def close(self) -> None:
+        """Let go of what is kept of it. Closing twice is fine."""
 
 
 class TableAccess(Protocol):
@@ -118,8 +96,14 @@ class TableAccess(Protocol):
     def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
         """End the recovery of this epoch; the answers are the log ends."""
 
-    def put(self, grant: Grant, rows: Rows, *, try_only: bool = False) -> Answers[PutResult]:
-        """Put the rows, one commit per bucket; `try_only`: only see whether the merge fits."""
+    def put(self, grant: Grant, rows: Rows) -> Answers[PutResult]:
+        """Put the rows: few are one commit per bucket, more are several."""
+
+    def try_put(self, grant: Grant, rows: Rows, promise: PromiseWriter) -> Tried:
+        """See whether the rows can be merged everywhere, and write them down on the way."""
+
+    def keep(self, grant: Grant, promise: Promise, rows: Rows) -> Answers[PutResult]:
+        """Put what is left of a promise, or go on with it; `rows` says how to read it."""
 
     def seal(self, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
         """Close a batch to late puts; the answers are the log ends."""

@@ -9,9 +9,11 @@ Whoever leads is asked anew for every call, server by server, as over a network.
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -20,15 +22,19 @@ from locks import Table as KnownTable
 from merge_engine import BucketOptions, Closed, PutResult, Schema, SchemaHistory
 from merge_engine.batch import read_batch, read_keys
 from merge_engine.fold import Update, fold
+from merge_engine.overlay import Overlay
 from merge_engine.routing import Route, route
-from recovery.access import Answers, Grant, Rows, Terms
+from recovery.access import Answers, Grant, Terms, Tried
 from recovery.errors import NotFenced, NotLeader, TornPut
 from recovery.guard import Writer
 from recovery.led_bucket import LedBucket, LedUpdate, Overtaken, Put, put_led
-from recovery.parts import PartCutter, PartSizes
+from recovery.parts import Part, PartCutter, PartSizes
+from recovery.redo import Promise, PromiseWriter, folded_rows
+from recovery.rows import Rows
 
 Connect = Callable[[], CoordinationStore]
 Item = TypeVar("Item")
+_Parts: TypeAlias = Mapping[BucketKey, Sequence[pa.RecordBatch]]
 _NONE = -1  # The id of no partition.
 Result = TypeVar("Result")
 
@@ -145,12 +151,46 @@ class EmbeddedAccess:
     def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
         return self._ask_each(list(terms), lambda key, led: led.end_recovery(writer, terms[key]))
 
-    def put(self, grant: Grant, rows: Rows, *, try_only: bool = False) -> Answers[PutResult]:
+    def put(self, grant: Grant, rows: Rows) -> Answers[PutResult]:
         parts = self._parts(grant, rows)
-        if max(map(len, parts.values()), default=0) > 1:
-            if not grant.promised:
-                return self._put_large(grant, rows, parts)
-            parts = {key: [_together(of_bucket)] for key, of_bucket in parts.items()}
+        if _is_large(parts):
+            return self._put_large(grant, rows, parts)
+        return self._put_small(grant, rows, parts)
+
+    def try_put(self, grant: Grant, rows: Rows, promise: PromiseWriter) -> Tried:
+        folded = folded_rows(rows, rows.schema or self.schema)
+        if folded is None:
+            return _Tried(lambda: Answers({}, frozenset()))
+        promise.begin(folded)
+        parts = self._parts(grant, folded)
+        for key, of_bucket in parts.items():
+            for number, data in enumerate(of_bucket):
+                promise.add(Part(key, number, data))
+        promise.in_parts = _is_large(parts)
+        if promise.in_parts:
+            self._try_large(grant, folded, parts)
+        else:
+            self._put_small(grant, folded, parts, try_only=True)
+        return _Tried(lambda: self._put_promised(grant, folded, parts, promise.in_parts))
+
+    def keep(self, grant: Grant, promise: Promise, rows: Rows) -> Answers[PutResult]:
+        parts: dict[BucketKey, list[pa.RecordBatch]] = {}
+        there = frozenset(self._partitions().values())
+        for part in promise.parts(rows.schema or self.schema, there):
+            parts.setdefault(part.key, []).append(part.rows)
+        return self._put_promised(grant, rows, parts, promise.in_parts)
+
+    def _put_promised(
+        self, grant: Grant, rows: Rows, parts: _Parts, in_parts: bool
+    ) -> Answers[PutResult]:
+        if in_parts:
+            return self._put_large(grant, rows, parts, resumable=True)
+        return self._put_small(grant, rows, parts)
+
+    def _put_small(
+        self, grant: Grant, rows: Rows, parts: _Parts, *, try_only: bool = False
+    ) -> Answers[PutResult]:
+        """Put one part per bucket; all buckets of a server try it before the first one writes."""
         updates = {key: self._fold(rows, of_bucket[0]) for key, of_bucket in parts.items()}
 
         def put(leading: Leading) -> dict[BucketKey, PutResult]:
@@ -171,11 +211,19 @@ class EmbeddedAccess:
 
         return self._ask(sorted(updates), put)
 
+    def _try_large(self, grant: Grant, rows: Rows, parts: _Parts) -> None:
+        """Try one part after the other, on top of those before it."""
+
+        def try_all(key: BucketKey, led: LedBucket) -> None:
+            with TemporaryDirectory() as directory, closing(Overlay(Path(directory))) as overlay:
+                for part in parts[key]:
+                    update = self._fold(rows, part)
+                    led.try_part(grant.writer, grant.terms[key], update, overlay)
+
+        self._ask_each(sorted(parts), try_all)
+
     def _put_large(
-        self,
-        grant: Grant,
-        rows: Rows,
-        parts: Mapping[BucketKey, Sequence[pa.RecordBatch]],
+        self, grant: Grant, rows: Rows, parts: _Parts, *, resumable: bool = False
     ) -> Answers[PutResult]:
         """Put one part after the other, as a server does with what was uploaded to it."""
         put = Put(
@@ -183,6 +231,7 @@ class EmbeddedAccess:
             owner=grant.owner,
             token=grant.token,
             put_id=uuid.uuid4().hex,
+            resumable=resumable,
         )
 
         def put_all(key: BucketKey, led: LedBucket) -> PutResult:
@@ -301,9 +350,18 @@ def _leader_that_left() -> Iterator[None]:
         raise NotLeader(f"this leader has left; ask who leads now ({exc})") from exc
 
 
-def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    [whole] = pa.Table.from_batches(parts).combine_chunks().to_batches()
-    return whole
+@dataclass(frozen=True)
+class _Tried:
+    """A batch that was tried; a `Tried`."""
+
+    put: Callable[[], Answers[PutResult]]
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+def _is_large(parts: _Parts) -> bool:
+    return max(map(len, parts.values()), default=0) > 1
 
 
 def _one_by_one(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

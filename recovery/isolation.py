@@ -1,9 +1,9 @@
 """Committed reads of a bucket: where they stand, and what they leave out.
 
-Work of `undo` kind that no commit has covered may yet be undone: the tail of a lock that is ready,
-and the debts of one that is not. A prepared batch (`redo`) counts as committed. Who leads a bucket
-knows its log, and ZooKeeper knows the records; neither alone knows what is committed. Hence the
-order of every committed read:
+Work that no commit has covered is not read: the tail of a lock that is ready, and the debts of one
+that is not. It may yet be undone or, if it was promised (`redo`), be written in part only. Who
+leads a bucket knows its log, and ZooKeeper knows the records; neither alone knows what is
+committed. Hence the order of every committed read:
 
 1. pin the end of the log: what is written later is not looked at;
 2. read the records, in sync with ZooKeeper: what was written below the pin and is not unresolved
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from locks.acquisition import unpaid
 from locks.offsets import BucketKey
-from locks.records import DebtKind, LockRecord
+from locks.records import LockRecord
 from merge_engine.bucket import Bucket
 from merge_engine.errors import OffsetOutOfRange
 from merge_engine.segment import Segment, SegmentHeader, SegmentKind
@@ -37,12 +37,11 @@ class Unresolved:
 
 
 def unresolved(records: Mapping[str, LockRecord], key: BucketKey) -> list[Unresolved]:
-    """Return all work that may yet be undone in this bucket; there need not be any in its log."""
+    """Return all work in this bucket that no commit covers; there need not be any in its log."""
     return [
         Unresolved(owner=debt.owner, columns=debt.columns, offset=debt.offsets.get(key, 0))
         for owner, record in records.items()
         for debt in unpaid(owner, record)
-        if debt.kind is DebtKind.UNDO
     ]
 
 

@@ -103,7 +103,7 @@ def _masks(
         for segment in bucket.read_log(start, stop)
     )
     updates = undo_updates(backwards, hidden, stored.history.current, max_bytes=_MASK_MAX_BYTES)
-    return (update for _, update in updates)
+    return (update for _, update in updates if len(update))
 
 
 def _only(

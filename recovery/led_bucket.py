@@ -8,6 +8,7 @@ from merge_engine import InvalidValue, OffsetOutOfRange, PutResult, Token
 from merge_engine.bucket import Bucket
 from merge_engine.failpoints import hit
 from merge_engine.fold import Update
+from merge_engine.overlay import Overlay
 from merge_engine.together import Mapper, put_together
 from recovery.errors import NotFenced, NotLeader, OldEpoch, SealedBatch, TornPut, WrongColumns
 from recovery.guard import Guard, Writer
@@ -190,10 +191,11 @@ class LedBucket:
             base_offset=whole.base_offset, end_offset=whole.end_offset, rows=begun.rows
         )
 
-    def begun(self, owner: str, token: Token) -> str | None:
-        """Return which attempt at this token has begun here and is not complete."""
-        begun = self._begun.get(owner)
-        return begun.put.put_id if begun is not None and begun.put.token == token else None
+    def try_part(self, writer: Writer, term: int, update: Update, overlay: Overlay) -> None:
+        """See whether a part of a put can be merged, on top of what the overlay has."""
+        with self.bucket.exclusive():
+            self._check(writer, term, [column.id for column in update.columns])
+        self.bucket.try_part(update, overlay)
 
     def _begin(self, put: Put) -> _Begun:
         """Return how far a put has got here; call it while the bucket is held."""
@@ -231,6 +233,9 @@ class LedBucket:
         self._check(writer, term, columns)
         applied = self.bucket.last_token(owner)
         if applied is None or applied.token != token:
+            begun = self.bucket.parts_applied(owner)
+            if begun is not None and begun.token == token:
+                raise _torn(token, owner, "it goes on as one put")
             self._guard.check_new(writer, token)
 
     def _check_not_late(self, owner: str, token: Token | None) -> None:

@@ -1,27 +1,34 @@
 """The redo log: promised batches, which will be applied, whoever has to do it.
 
 A promise is kept under any later schema: it has folded states, which need no other column of the
-input, and all columns go by their ids. It names the ids of its partitions: what is dropped stays
-dropped. One object per promise, below the table's uid:
+input, and all columns go by their ids. Its rows are in parts, each for one bucket of a partition
+that goes by its id: what is dropped stays dropped, and whoever has to go on with a promise finds
+the same parts in the same order. Below the table's uid:
 
-    <uid>/<hash of the owner>-<epoch>-<batch>.redo
+    <uid>/<hash of the owner>-<epoch>-<batch>.redo        the promise, with its parts if it is small
+    <uid>/<hash of the owner>-<epoch>-<batch>-<hex>.part  parts of a large one, which names them
 
-An Arrow IPC stream whose schema carries, under `tallybook`, how to read it, and behind the stream
-its checksum (xxh3_64, 8 bytes). A lock record has the whole location, storage included, so that
-whoever has to keep the promise finds it.
+Each is an Arrow IPC stream whose schema carries, under `tallybook`, how to read it, and whose
+batches say which part they are; behind the stream is its checksum (xxh3_64, 8 bytes). A lock record
+has the whole location, storage included, so that whoever has to keep the promise finds it.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import xxhash
 
+from locks import BucketKey
 from merge_engine import (
     AggMode,
     CorruptSegment,
@@ -33,114 +40,304 @@ from merge_engine import (
     UnknownSchema,
     open_storage,
 )
-from merge_engine.batch import read_keys
-from merge_engine.local import fold_locally
-from merge_engine.routing import route
+from merge_engine.local import OPERATION, fold_locally, with_operations
+from merge_engine.options import MEBIBYTE
 from merge_engine.storage import AlreadyExists, MissingObject, local_directory
-from merge_engine.table import as_arrow
-from recovery.access import Rows
+from recovery.parts import Part
+from recovery.rows import Rows
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".redo"
-_EPOCH_AND_BATCH = re.compile(r"(\d+)-\d+" + re.escape(SUFFIX))
+PART_SUFFIX = ".part"
+_EPOCH = re.compile(rf"(\d+)-\d+(?:{re.escape(SUFFIX)}|-[0-9a-f]+{re.escape(PART_SUFFIX)})")
 _KEY = b"tallybook"
+_PART = b"part"
 _OPERATION = "operation"
 _CHECKSUM_BYTES = 8
+_OBJECT_BYTES = 16 * MEBIBYTE
+_PIECE_ROWS = 250_000
+_DAMAGED = (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Promise:
-    """A folded batch: keys and states under their column ids, as text, and the operation if any.
-
-    `partitions` are the ids of the partitions that the rows are for, by partition key.
-    """
-
-    schema_version: int
-    mode: AggMode
-    partitions: Mapping[bytes, int]
-    columns: tuple[int, ...]
-    data: pa.Table
-
-    @classmethod
-    def of(cls, rows: Rows, schema: Schema, partitions: Mapping[bytes, int]) -> "Promise":
-        """Fold the rows, whose names are those of the schema."""
-        data = as_arrow(rows.data, schema)
-        if data.num_rows == 0:
-            return cls(
-                schema_version=schema.version,
-                mode=rows.mode,
-                partitions={},
-                columns=(),
-                data=pa.table({}),
-            )
-        folded = fold_locally(
-            data,
+def folded_rows(rows: Rows, schema: Schema) -> Rows | None:
+    """Return the rows as a promise has them: states, in pieces that come once; None if none are."""
+    pieces = (
+        fold_locally(
+            piece.slice(at, _PIECE_ROWS),
             schema,
             columns=rows.columns,
             operation_column=rows.operation_column,
             mode=rows.mode,
         )
-        ids = {column.name: str(column.id) for column in schema.columns}
-        if folded.operation_column is not None:
-            ids[folded.operation_column] = _OPERATION
-        needed = {target.partition_key for target in _routes(folded.data, schema)}
+        for piece in rows.pieces(schema)
+        for at in range(0, piece.num_rows, _PIECE_ROWS)
+    )
+    first = next(pieces, None)
+    if first is None:
+        return None
+    operation = None if rows.operation_column is None else OPERATION
+    tables = (with_operations(one.data, operation) for one in chain([first], pieces))
+    return Rows(
+        data=lambda: tables,
+        columns=first.columns,
+        mode=rows.mode if rows.mode is AggMode.REPLACE else AggMode.MERGE_STATE,
+        operation_column=operation,
+        schema=schema,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How the rows of a promise are to be read.
+
+    `columns` are the ids of those that are written. `operations`: the rows say what they do.
+    """
+
+    schema_version: int
+    mode: AggMode
+    columns: tuple[int, ...]
+    operations: bool
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Form":
+        """Return the form of folded rows."""
+        assert rows.schema is not None
+        ids = tuple(rows.schema.column(name).id for name in rows.columns or ())
         return cls(
-            schema_version=schema.version,
-            mode=rows.mode if rows.mode is AggMode.REPLACE else AggMode.MERGE_STATE,
-            partitions={key: number for key, number in partitions.items() if key in needed},
-            columns=tuple(schema.column(name).id for name in folded.columns),
-            data=folded.data.rename_columns([ids[name] for name in folded.data.column_names]),
+            schema_version=rows.schema.version,
+            mode=rows.mode,
+            columns=ids,
+            operations=rows.operation_column is not None,
         )
 
-    def rows(self, schema: Schema, partitions: Mapping[bytes, int]) -> Rows | None:
-        """Return what is left of the batch to be put: None if nothing is.
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `from_json` takes it."""
+        return {
+            "schema_version": self.schema_version,
+            "mode": int(self.mode),
+            "columns": list(self.columns),
+            "operations": self.operations,
+        }
 
-        `schema` is the table's, no older than the promise; `partitions` are those that there are. A
-        column that the schema does not have was dropped, and so was a partition whose key has no
-        id, or another one, by now.
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Form":
+        """Return what `to_json` was asked for."""
+        return cls(
+            schema_version=fields["schema_version"],
+            mode=AggMode(fields["mode"]),
+            columns=tuple(fields["columns"]),
+            operations=fields["operations"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What was written down of a promise: the objects that have its parts, and how to read them."""
+
+    form: Form | None = None
+    objects: tuple[str, ...] = ()
+    parts: Mapping[BucketKey, int] = field(default_factory=dict)
+
+    def __add__(self, other: "Contents") -> "Contents":
+        """Return the contents of both, which are of different buckets."""
+        return Contents(
+            form=self.form or other.form,
+            objects=self.objects + other.objects,
+            parts={**self.parts, **other.parts},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `from_json` takes it."""
+        return {
+            "form": None if self.form is None else self.form.to_json(),
+            "objects": list(self.objects),
+            "parts": [[*key, count] for key, count in sorted(self.parts.items())],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Contents":
+        """Return what `to_json` was asked for."""
+        form = fields["form"]
+        return cls(
+            form=None if form is None else Form.from_json(form),
+            objects=tuple(fields["objects"]),
+            parts={BucketKey(p, number): count for p, number, count in fields["parts"]},
+        )
+
+
+class Promise:
+    """A promised batch, as whoever has to keep it reads it.
+
+    `in_parts`: it is put part by part, else as one put per bucket; whoever goes on with it does as
+    who began.
+    """
+
+    def __init__(self, storage: ObjectStorage, name: str) -> None:
+        """Read the promise itself; its parts are read as they are asked for."""
+        self._storage = storage
+        self._own = _read(storage, name)
+        self.name = name
+        with _sound(storage, name):
+            header = _header(self._own)
+            self.contents = Contents.from_json(header)
+            self.in_parts = bool(header["in_parts"])
+
+    def rows(self, schema: Schema) -> Rows | None:
+        """Return how its rows are to be read under a schema; None if there is nothing to put.
+
+        `schema` is the table's, no older than the promise. A column that it does not have was
+        dropped.
         """
-        if schema.version < self.schema_version:
+        form = self.contents.form
+        if form is None:
+            return None
+        if schema.version < form.schema_version:
             raise UnknownSchema(
-                f"a batch was promised under schema version {self.schema_version}, and only "
+                f"a batch was promised under schema version {form.schema_version}, and only "
                 f"{schema.version} is known here; read the table's definition again",
-                self.schema_version,
+                form.schema_version,
             )
-        names = {str(column.id): column.name for column in schema.columns}
-        columns = [names[str(number)] for number in self.columns if str(number) in names]
+        names = {column.id: column.name for column in schema.columns}
+        columns = [names[number] for number in form.columns if number in names]
         if not columns:
             return None
-        kept = [name for name in self.data.column_names if name in (*names, _OPERATION)]
-        operation = "_operation" if _OPERATION in kept else None
-        data = self.data.select(kept)
-        data = data.rename_columns([names.get(name, "_operation") for name in kept])
-        there = [
-            target.positions
-            for target in _routes(data, schema)
-            if _is_same(self.partitions, partitions, target.partition_key)
-        ]
-        if not there:
-            return None
-        data = data.take(pa.array(np.sort(np.concatenate(there))))
         return Rows(
-            data=data, columns=columns, mode=self.mode, operation_column=operation, schema=schema
+            data=(),
+            columns=columns,
+            mode=form.mode,
+            operation_column=OPERATION if form.operations else None,
+            schema=schema,
         )
+
+    def parts(self, schema: Schema, partitions: frozenset[int]) -> Iterator[Part]:
+        """Yield what is left of it, with the names of the schema; CorruptSegment if it is damaged.
+
+        `partitions` are the ids of those that there are: rows of others are gone.
+        """
+        names = {str(column.id): column.name for column in schema.columns}
+        names[_OPERATION] = OPERATION
+        found: Counter[BucketKey] = Counter()
+        for part in self._stored():
+            if part.number != found[part.key]:
+                break
+            found[part.key] += 1
+            if part.key.partition in partitions:
+                yield part._replace(rows=_renamed(part.rows, names))
+        if found != self.contents.parts:
+            raise CorruptSegment(f"{self.name} in {self._storage} has not all of its parts")
+
+    def _stored(self) -> Iterator[Part]:
+        yield from self._parts_in(self.name, self._own)
+        for name in self.contents.objects:
+            yield from self._parts_in(name, _read(self._storage, name))
+
+    def _parts_in(self, name: str, stream: bytes) -> list[Part]:
+        with _sound(self._storage, name), pa.ipc.open_stream(stream) as reader:
+            return [
+                Part(BucketKey(partition, number), part, rows)
+                for rows, metadata in reader.iter_batches_with_custom_metadata()
+                for partition, number, part in [map(int, metadata[_PART].split())]
+            ]
+
+
+class PromiseWriter:
+    """Writes a promise down: its parts as they come, and at the end that it is one.
+
+    Not safe for threads. Several may write parts of one promise, each of other buckets: all but one
+    `spill`, and the last one `takes` what they have written, and finishes it.
+    """
+
+    def __init__(self, storage: ObjectStorage, name: str, *, object_bytes: int) -> None:
+        self._storage = storage
+        self._name = name
+        self._object_bytes = object_bytes
+        self._shared = False
+        self._contents = Contents()
+        self._names: Mapping[str, str] = {}
+        self._waiting: list[Part] = []
+        self._waiting_bytes = 0
+        self.in_parts = False
+
+    def begin(self, rows: Rows) -> None:
+        """Say how the parts are to be read: as these folded rows."""
+        assert rows.schema is not None
+        self._contents = Contents(form=Form.of(rows))
+        names = {column.name: str(column.id) for column in rows.schema.columns}
+        self._names = {**names, OPERATION: _OPERATION}
+
+    def add(self, part: Part) -> None:
+        """Write a part down, or keep it until an object is full; parts of a bucket in order."""
+        contents = self._contents
+        self._contents = contents + Contents(parts={part.key: part.number + 1})
+        self._waiting.append(part._replace(rows=_renamed(part.rows, self._names)))
+        self._waiting_bytes += part.rows.nbytes
+        if self._waiting_bytes >= self._object_bytes:
+            self.spill()
+
+    def spill(self) -> Contents:
+        """Write down what is waiting, in an object of its own; return all that was written."""
+        if self._waiting:
+            stem = self._name.removesuffix(SUFFIX)
+            name = f"{stem}-{uuid.uuid4().hex}{PART_SUFFIX}"
+            self._storage.create(name, _encode({}, self._waiting))
+            self._contents += Contents(objects=(name,))
+            self._waiting, self._waiting_bytes = [], 0
+        return self._contents
+
+    def take(self, contents: Contents) -> None:
+        """Add what another writer of this promise has spilled."""
+        self._contents += contents
+        self._shared = True
+
+    def finish(self) -> None:
+        """Write the promise itself, durable on return: all of it can be found from there."""
+        if self._contents.objects:
+            self.spill()
+        if self._shared and not {*self._contents.objects} <= {*self._storage.names()}:
+            raise InvalidInput(
+                f"what the tasks have written of batch {self._name} is not in {self._storage}: the "
+                "redo log has to be a place that the driver and all executors share"
+            )
+        header = {**self._contents.to_json(), "in_parts": self.in_parts}
+        data = _encode(header, self._waiting)
+        try:
+            self._storage.create(self._name, data)
+        except AlreadyExists as exc:
+            # Our own, sent twice underneath us: the epoch is ours. Anything else is no promise.
+            if self._storage.read(self._name) != data:
+                raise CorruptSegment(
+                    f"{self._name} in {self._storage} holds another batch than the one that is "
+                    "promised: was ZooKeeper set back to an earlier state? Move the object away"
+                ) from exc
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The names of the objects that have its parts."""
+        return self._contents.objects
 
 
 class RedoLog:
-    """Keeps promises from `prepare` to `commit`, in a storage that outlives the writer."""
+    """Keeps promises from `prepare` to `commit`, in a storage that outlives the writer.
+
+    One that has a location can be pickled, with its settings.
+    """
 
     def __init__(
         self,
         storage: ObjectStorage,
         location: str = "",
         settings: Mapping[str, Any] | None = None,
+        *,
+        object_bytes: int = _OBJECT_BYTES,
     ) -> None:
         """`location`: where others find the storage; without one, only who has this log does.
 
-        `settings`: what the object store was opened with.
+        `settings`: what the object store was opened with. `object_bytes`: about how much of a large
+        promise is in one object, and in memory.
         """
         self._storage = storage
         self._settings = dict(settings or {})
+        self._object_bytes = object_bytes
         self.location = location
 
     @classmethod
@@ -152,6 +349,9 @@ class RedoLog:
         directory = local_directory(location)
         whole = location.rstrip("/") if directory is None else str(directory.resolve())
         return cls(open_storage(whole, **settings), whole, settings)
+
+    def __reduce__(self) -> Any:
+        return partial(RedoLog.open, **self._settings), (self.location,)
 
     @classmethod
     def holding(cls, location: str, own: "RedoLog | None") -> "RedoLog":
@@ -171,50 +371,37 @@ class RedoLog:
         is_remote = local_directory(base) is None
         return cls.open(base, **(own._settings if own is not None and is_remote else {}))
 
-    def write(self, table: str, owner: str, token: Token, promise: Promise) -> str:
-        """Store a promise of a table, by its uid, durable on return; return its location."""
-        name = f"{_prefix(owner)}{token.epoch}-{token.batch}{SUFFIX}"
-        storage, data = self._storage.child(table), _encode(promise)
-        try:
-            storage.create(name, data)
-        except AlreadyExists as exc:
-            # Our own, sent twice underneath us: the epoch is ours. Anything else is no promise.
-            if storage.read(name) != data:
-                raise CorruptSegment(
-                    f"{name} in {storage} holds another batch than the one that is promised: was "
-                    "ZooKeeper set back to an earlier state? Move the object away"
-                ) from exc
-        return f"{self.location}/{table}/{name}"
+    def begin(self, table: str, owner: str, token: Token) -> PromiseWriter:
+        """Begin to write a promise of a table, by its uid."""
+        storage = self._storage.child(table)
+        return PromiseWriter(storage, _name(owner, token), object_bytes=self._object_bytes)
+
+    def location_of(self, table: str, owner: str, token: Token) -> str:
+        """Return where a promise is found, once it is written."""
+        return f"{self.location}/{table}/{_name(owner, token)}"
 
     def read(self, location: str) -> Promise:
         """Return a promise; CorruptSegment if it is damaged or gone."""
+        return Promise(*self._find(location))
+
+    def delete(self, location: str, others: Sequence[str] = ()) -> None:
+        """Drop a promise that is kept, and that nobody has as a debt: its objects, itself last."""
         storage, name = self._find(location)
-        try:
-            return _decode(storage.read(name))
-        except MissingObject as exc:
-            raise CorruptSegment(
-                f"{name} is missing from {storage}: a batch was promised and cannot be rolled "
-                "forward; restore the object, or start on a machine that has this place"
-            ) from exc
-        except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise CorruptSegment(f"{name} in {storage} is damaged: {exc}") from exc
+        storage.delete(others)
+        storage.delete([name])
 
-    def delete(self, locations: Sequence[str]) -> None:
-        """Drop promises that are kept, and that nobody has as a debt."""
-        for location in locations:
-            storage, name = self._find(location)
-            storage.delete([name])
-
-    def of_owner(self, table: str, owner: str, *, before_epoch: int) -> list[str]:
-        """Return the locations of the promises that an owner's earlier epochs have left."""
-        prefix = _prefix(owner)
-        return [
-            f"{self.location}/{table}/{name}"
-            for name in self._storage.child(table).names()
-            if name.startswith(prefix)
-            and (found := _EPOCH_AND_BATCH.fullmatch(name.removeprefix(prefix))) is not None
-            and int(found[1]) < before_epoch
-        ]
+    def delete_of(self, table: str, owner: str, *, before_epoch: int) -> None:
+        """Drop what earlier epochs of an owner have left, promises or parts of what became none."""
+        prefix, storage = _prefix(owner), self._storage.child(table)
+        storage.delete(
+            [
+                name
+                for name in storage.names()
+                if name.startswith(prefix)
+                and (found := _EPOCH.fullmatch(name.removeprefix(prefix))) is not None
+                and int(found[1]) < before_epoch
+            ]
+        )
 
     def _find(self, location: str) -> tuple[ObjectStorage, str]:
         table, name = location.rsplit("/", 2)[-2:]
@@ -239,45 +426,60 @@ def _prefix(owner: str) -> str:
     return f"{hashlib.sha256(owner.encode()).hexdigest()[:32]}-"
 
 
-def _routes(data: pa.Table, schema: Schema) -> Any:
-    return route(schema, read_keys(data, schema), 1)
+def _name(owner: str, token: Token) -> str:
+    return f"{_prefix(owner)}{token.epoch}-{token.batch}{SUFFIX}"
 
 
-def _is_same(promised: Mapping[bytes, int], now: Mapping[bytes, int], key: bytes) -> bool:
-    return key in promised and promised[key] == now.get(key)
+def _renamed(rows: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:
+    """Return the columns that have another name there, under it."""
+    kept = [name for name in rows.schema.names if name in names]
+    return rows.select(kept).rename_columns([names[name] for name in kept])
 
 
-def _encode(promise: Promise) -> bytes:
-    header = {
-        "format": FORMAT,
-        "schema_version": promise.schema_version,
-        "mode": int(promise.mode),
-        "columns": promise.columns,
-        "partitions": {key.hex(): number for key, number in promise.partitions.items()},
-    }
-    stored = promise.data.replace_schema_metadata({_KEY: json.dumps(header).encode()})
+def _encode(header: Mapping[str, Any], parts: Sequence[Part]) -> bytes:
+    schema = parts[0].rows.schema if parts else pa.schema([])
+    stored = {_KEY: json.dumps({"format": FORMAT, **header}).encode()}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(
-        sink, stored.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+        sink,
+        schema.with_metadata(stored),
+        options=pa.ipc.IpcWriteOptions(compression="lz4"),
     ) as writer:
-        writer.write_table(stored)
+        for key, number, rows in parts:
+            place = f"{key.partition} {key.number} {number}"
+            writer.write_batch(rows.replace_schema_metadata(stored), {_PART: place.encode()})
     stream = bytes(sink.getvalue())
     return stream + xxhash.xxh3_64_digest(stream)
 
 
-def _decode(data: bytes) -> Promise:
-    stream, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if xxhash.xxh3_64_digest(stream) != checksum:
-        raise ValueError("it does not match its checksum")
+def _read(storage: ObjectStorage, name: str) -> bytes:
+    """Return the stream of an object, if it is whole and of our time."""
+    try:
+        data = storage.read(name)
+    except MissingObject as exc:
+        raise CorruptSegment(
+            f"{name} is missing from {storage}: a batch was promised and cannot be rolled "
+            "forward; restore the object, or start on a machine that has this place"
+        ) from exc
+    with _sound(storage, name):
+        stream, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+        if xxhash.xxh3_64_digest(stream) != checksum:
+            raise ValueError("it does not match its checksum")
+        found = _header(stream)["format"]
+        if found != FORMAT:
+            raise ValueError(f"format {found}, this release reads {FORMAT}")
+    return stream
+
+
+def _header(stream: bytes) -> dict[str, Any]:
     with pa.ipc.open_stream(stream) as reader:
-        table = reader.read_all()
-    header: dict[str, Any] = json.loads(table.schema.metadata[_KEY])
-    if header["format"] != FORMAT:
-        raise ValueError(f"format {header['format']}, this release reads {FORMAT}")
-    return Promise(
-        schema_version=header["schema_version"],
-        mode=AggMode(header["mode"]),
-        partitions={bytes.fromhex(key): number for key, number in header["partitions"].items()},
-        columns=tuple(header["columns"]),
-        data=table.replace_schema_metadata(None),
-    )
+        header: dict[str, Any] = json.loads(reader.schema.metadata[_KEY])
+    return header
+
+
+@contextmanager
+def _sound(storage: ObjectStorage, name: str) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGED as exc:
+        raise CorruptSegment(f"{name} in {storage} is damaged: {exc}") from exc

@@ -9,9 +9,11 @@ bad input: what the batch had written is undone, and the error is the caller's.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -31,7 +33,7 @@ from locks import (
 )
 from locks.coordinator import DEFAULT_TTL_MS
 from locks.deadlines import within
-from locks.records import new_stamp
+from locks.records import Prepared, new_stamp
 from merge_engine import (
     CorruptSegment,
     Deposed,
@@ -44,12 +46,13 @@ from merge_engine import (
 )
 from merge_engine import UnknownOutcome as UnknownWrite
 from merge_engine.failpoints import hit
-from recovery.access import Answers, Grant, Rows, TableAccess
+from recovery.access import Answers, Grant, TableAccess, Tried
 from recovery.errors import NotFenced, NotLeader, OldEpoch, TornPut
 from recovery.guard import Writer
 from recovery.progress import Progress, timed
-from recovery.redo import Promise, RedoLog, read_promise
+from recovery.redo import PromiseWriter, RedoLog, read_promise
 from recovery.renewal import Renewal
+from recovery.rows import Rows
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,9 @@ CURABLE = (
     *(StaleLeaders, Unavailable, UnknownOutcome, SessionLost),
 )
 """What a fresh start can cure, within the deadline."""
+
+TryPut = Callable[[Grant, PromiseWriter], Tried]
+"""Tries a batch under a grant, and writes it down to be promised."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _RENEWALS_PER_TTL = 3
@@ -119,6 +125,8 @@ class TableWriter:
         self._stamp = new_stamp()
         self._lock: ColumnLock | None = None
         self._terms: dict[BucketKey, int] = {}
+        # What this epoch has promised and not committed: by location, its other objects.
+        self._promised: Mapping[str, Sequence[str]] = {}
         self._state = WriterState.NEW
         self._renewal: Renewal | None = None
         self.progress = Progress()
@@ -240,6 +248,7 @@ class TableWriter:
         rows: Rows | None = None,
         *,
         before: Callable[[Grant], None] | None = None,
+        try_put: TryPut | None = None,
     ) -> bool:
         """Commit a batch that `put` writes under the grant; False if an earlier call has done so.
 
@@ -247,14 +256,25 @@ class TableWriter:
         at most once; a task that puts again with the same grant changes nothing. `rows`, if given,
         name the partitions that the batch needs. `before` is called with every grant before
         anything of the batch is promised or put: what it raises leaves nothing of the batch.
+        With a redo log, `try_put` is called in the place of `put`, and what it has tried is put
+        once it is promised; without one of these, the rows are.
         """
         self._check_usable()
-        if self._redo is not None and rows is None:
+        if self._redo is not None and rows is None and try_put is None:
             raise InvalidInput("a redo log needs the rows of the batch")
         self._check_count()
         batch, callers = self._start() + batch, batch
         rows = None if rows is None else self._named(rows)
         tried = False
+
+        def run_put(grant: Grant) -> Answers[PutResult]:
+            with ExitStack() as stack:
+                call: Callable[[], Answers[PutResult]] = partial(put, grant)
+                if self._redo is not None:
+                    tried = self._promise(self._redo, grant, try_put or self._trying(rows))
+                    call = stack.enter_context(closing(tried)).put
+                hit("writer.before_put")
+                return call()
 
         def attempt() -> bool:
             nonlocal tried
@@ -268,7 +288,7 @@ class TableWriter:
                     self.progress.skipped += 1
                 return tried
             tried = True
-            results = self._run_once(batch, put, rows, before)
+            results = self._run_once(batch, run_put, rows, before)
             self._count(callers, results)
             return True
 
@@ -303,11 +323,6 @@ class TableWriter:
         if before is not None:
             with timed(seconds, "before"):
                 before(grant)
-        promised = []
-        if self._redo is not None and rows is not None:
-            with timed(seconds, "prepare"):
-                promised.append(self._prepare(self._redo, grant, rows))
-        hit("writer.before_put")
         with timed(seconds, "put"):
             answers = put(grant)
         hit("writer.put")
@@ -318,24 +333,29 @@ class TableWriter:
             lock.commit(batch, sealed.results, sealed.sessions | answers.sessions)
         hit("writer.committed")
         self._state = WriterState.CLEAN
-        self._drop_promises(promised)
+        kept, self._promised = self._promised, {}
+        self._drop_promises(kept)
         return answers.results
 
-    def _prepare(self, redo: RedoLog, grant: Grant, rows: Rows) -> str:
-        """Promise the batch: it fits everywhere, its rows are durable, and the lock says so.
+    def _promise(self, redo: RedoLog, grant: Grant, try_put: TryPut) -> Tried:
+        """Promise the batch: it fits everywhere, its rows are durable, and the lock says so."""
+        table, token = self._access.table.uid, grant.token
+        promise = redo.begin(table, self._owner, token)
+        with ExitStack() as unless_promised:
+            tried = try_put(grant, promise)
+            unless_promised.callback(tried.close)
+            promise.finish()
+            hit("writer.redo_written")
+            location = redo.location_of(table, self._owner, token)
+            self._held().prepare(token.batch, location)
+            self._promised = {location: promise.objects}
+            hit("writer.prepared")
+            unless_promised.pop_all()
+        return tried
 
-        Returns where the rows are.
-        """
-        self._access.put(grant, rows, try_only=True)
-        assert rows.schema is not None
-        fenced = {key.partition for key in grant.terms}
-        there = {key: number for key, number in self._partitions().items() if number in fenced}
-        promise = Promise.of(rows, rows.schema, there)
-        location = redo.write(self._access.table.uid, self._owner, grant.token, promise)
-        hit("writer.redo_written")
-        self._held().prepare(grant.token.batch, location)
-        hit("writer.prepared")
-        return location
+    def _trying(self, rows: Rows | None) -> TryPut:
+        assert rows is not None
+        return lambda grant, promise: self._access.try_put(grant, rows, promise)
 
     def _fence_new_buckets(self, keys: Sequence[BucketKey]) -> None:
         """Buckets that appear in a batch: nothing of theirs is owed, and their baseline is 0."""
@@ -380,62 +400,65 @@ class TableWriter:
         fenced = self._access.fence(writer, lock.record.pinned, self._access.bucket_keys())
         self._terms = dict(fenced.results)
         hit("writer.fenced")
-        debts = lock.debts
-        for debt in debts:
-            self._pay(debt, writer)
+        paid: dict[str, Sequence[str]] = {}
+        for debt in lock.debts:
+            paid.update(self._pay(debt, writer))
             hit("writer.paid")
         ended = self._access.end_recovery(writer, self._terms)
         hit("writer.recovered")
         lock.ready(ended.results, ended.sessions | fenced.sessions)
         hit("writer.ready")
         self._state = WriterState.CLEAN
-        paid = [debt.prepared.location for debt in debts if debt.prepared is not None]
+        self._promised = {}
         self._drop_promises(paid, before_epoch=lock.epoch)
 
-    def _pay(self, debt: Debt, writer: Writer) -> None:
+    def _pay(self, debt: Debt, writer: Writer) -> Mapping[str, Sequence[str]]:
+        """Undo, or keep what was promised; return where that is, and its other objects."""
         if debt.kind is DebtKind.UNDO:
             offsets = {key: debt.offsets.get(key, 0) for key in self._terms}
             undone = self._access.undo(writer, self._terms, debt.owner, debt.columns, offsets)
             keys = sum(result.changed for result in undone.results.values())
             self.progress.undone_keys += keys
             logger.info("undid %d keys of %s", keys, debt.owner)
-            return
-        prepared = debt.prepared
-        assert prepared is not None
+            return {}
+        assert debt.prepared is not None
         try:
-            promise = read_promise(prepared.location, self._redo)
+            return self._keep(debt.owner, debt.prepared, writer)
         except CorruptSegment:
             # Whoever has taken this debt over drops the batch when it is paid.
             self._held().check()
             raise
-        if promise.schema_version > self._access.schema.version:
-            self._access.refresh()
-        rows = promise.rows(self._access.schema, self._partitions())
-        if rows is None:
-            logger.info("all that batch %d of %s was for is gone", prepared.token.batch, debt.owner)
-            return
-        grant = Grant(
-            writer=writer,
-            owner=debt.owner,
-            token=Token(*prepared.token),
-            terms=self._terms,
-            promised=True,
-        )
-        self._access.put(grant, rows)
-        logger.info("rolled batch %d of %s forward", prepared.token.batch, debt.owner)
 
-    def _drop_promises(self, kept: Iterable[str], before_epoch: int | None = None) -> None:
-        """Drop what nobody will read again; if that fails, the next start does it.
+    def _keep(self, owner: str, prepared: Prepared, writer: Writer) -> Mapping[str, Sequence[str]]:
+        """Put a promised batch, or what is left of it; return where it is."""
+        promise = read_promise(prepared.location, self._redo)
+        where = {prepared.location: promise.contents.objects}
+        token = Token(*prepared.token)
+        form = promise.contents.form
+        if form is not None and form.schema_version > self._access.schema.version:
+            self._access.refresh()
+        rows = promise.rows(self._access.schema)
+        if rows is None:
+            logger.info("all that batch %d of %s was for is gone", token.batch, owner)
+            return where
+        grant = Grant(writer=writer, owner=owner, token=token, terms=self._terms)
+        self._access.keep(grant, promise, rows)
+        logger.info("rolled batch %d of %s forward", token.batch, owner)
+        return where
+
+    def _drop_promises(
+        self, kept: Mapping[str, Sequence[str]], before_epoch: int | None = None
+    ) -> None:
+        """Drop what nobody will read again, by location; if that fails, the next start does it.
 
         `before_epoch`: what our earlier epochs have left, too: nobody else has a debt of ours.
         """
         try:
-            for location in kept:
-                RedoLog.holding(location, self._redo).delete([location])
+            for location, objects in kept.items():
+                RedoLog.holding(location, self._redo).delete(location, objects)
             if self._redo is not None and before_epoch is not None:
                 table = self._access.table.uid
-                left = self._redo.of_owner(table, self._owner, before_epoch=before_epoch)
-                self._redo.delete(left)
+                self._redo.delete_of(table, self._owner, before_epoch=before_epoch)
         except TallybookError as exc:
             logger.warning("batches of %s are left in the redo log: %s", self._owner, exc)
 
@@ -488,12 +511,6 @@ class TableWriter:
     def _named(self, rows: Rows) -> Rows:
         return rows if rows.schema is not None else replace(rows, schema=self._schema)
 
-    def _partitions(self) -> Mapping[bytes, int]:
-        """Return the ids of the table's partitions by key, as they are now."""
-        if not self._access.schema.partition_by:
-            return {b"": 0}
-        return self._access.coordinator.partitions(self._access.table)
-
     def _start(self) -> int:
         """Return what the caller's batch 0 is by the owner's count."""
         return 0 if self._query_id is None else self._held().record.query_start
@@ -528,7 +545,6 @@ class TableWriter:
             owner=self._owner,
             token=Token(writer.epoch, batch),
             terms=dict(self._terms),
-            promised=self._redo is not None,
         )
 
     def _check_usable(self) -> None:

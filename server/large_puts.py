@@ -230,14 +230,10 @@ class LargePuts:
         """Try the next part of a bucket on top of those before it."""
         with staged.at(key) as one:
             led = self._requests.hosting.get(LeadKey(staged.request.table_id, key))
-            put = staged.request.put
             update = self._update(staged, key, one.tried)
-            columns = [column.id for column in update.columns]
-            with led.bucket.exclusive():
-                led.check_put(put.writer, term, columns, put.owner, put.token)
             if one.overlay is None:
                 one.overlay = Overlay(self._staging.scratch.directory)
-            led.bucket.try_part(update, one.overlay)
+            led.try_part(staged.request.put.writer, term, update, one.overlay)
             one.tried += 1
             if one.tried < len(one.parts):
                 return None

@@ -19,9 +19,10 @@ from merge_engine.batch import read_keys
 from merge_engine.local import OPERATION
 from merge_engine.routing import Route, partition_key, partition_rows, route
 from merge_engine.table import Data, as_arrow, as_deletes
-from recovery.access import Grant, Rows
+from recovery.access import Grant
 from recovery.errors import NotFenced
 from recovery.guard import Writer
+from recovery.rows import Rows
 from recovery.writer import TableWriter
 from server.definitions import ClusterTable, evolved
 from server.outgoing import as_one_table, to_messages
@@ -152,11 +153,18 @@ class RemoteTable(TableReads):
             sessions=frozenset(sessions),
         )
 
-    def large_put(self, grant: Grant, rows: Rows, chunk_bytes: int) -> LargePut:
+    def large_put(
+        self, grant: Grant, rows: Rows, chunk_bytes: int, *, resumable: bool = False
+    ) -> LargePut:
         """Begin a put of any size, for the holder of a column lock; `rows` says how to read it."""
-        if self.schema.partition_by:
-            self._read_partitions()
-        return LargePut(self._access.calls, self._table, grant, rows, chunk_bytes=chunk_bytes)
+        return LargePut(
+            self._access.calls,
+            self._table,
+            grant,
+            rows,
+            resumable=resumable,
+            chunk_bytes=chunk_bytes,
+        )
 
     def find_fenced(self, target: Route, grant: Grant) -> BucketKey:
         """Return the bucket of a route; NotFenced if the grant is not for it."""

@@ -221,6 +221,8 @@ class Staging:
             if staged.request.table_id == table_id
             and (staged.request.put.owner, staged.request.put.token) == (owner, token)
         ]
+        for staged in found:  # Its writer is there, and will want it.
+            staged.used_s = self._clock_s()
         return {
             "rows": sum(staged.rows for staged in found),
             "bytes": sum(staged.bytes for staged in found),

@@ -97,6 +97,10 @@ class TableCalls:
             for number in range(self.buckets)
         ]
 
+    def partition_ids(self) -> frozenset[int]:
+        """Return the ids of the partitions, as they are now; 0 is that of a table without."""
+        return frozenset(self._read_partitions().values())
+
     def _read_partitions(self) -> dict[bytes, int]:
         if self.schema.partition_by:
             self._partitions = self._access.coordinator.partitions(self._table.table)

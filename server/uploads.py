@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -17,9 +17,10 @@ from locks import BucketKey, LeadKey
 from merge_engine import PutResult
 from merge_engine.options import MEBIBYTE
 from merge_engine.parallel import map_all
-from recovery.access import Answers, Grant, Rows
+from recovery.access import Answers, Grant
 from recovery.errors import NotLeader
 from recovery.parts import Part
+from recovery.rows import Rows
 from server import wire
 from server.calls import Calls
 from server.connections import Broken
@@ -28,6 +29,15 @@ from server.errors import ServerUnavailable
 
 CHUNK_BYTES = 16 * MEBIBYTE
 _AT_ONCE = 8
+
+
+class Uploaded(NamedTuple):
+    """What a server has of a put, for somebody else to go on with; `parts` are (*bucket, count)."""
+
+    address: str
+    put_id: str
+    rows: int
+    parts: tuple[tuple[int, int, int], ...]
 
 
 @dataclass
@@ -42,11 +52,26 @@ class _Upload:
     rows: int = 0
     parts: dict[BucketKey, int] = field(default_factory=dict)
 
+    def uploaded(self) -> Uploaded:
+        """Return what others need to know, to go on with it."""
+        assert not self.waiting
+        parts = tuple((*key, count) for key, count in self.parts.items())
+        return Uploaded(self.address, self.put_id, self.rows, parts)
+
+    @classmethod
+    def of(
+        cls, address: str, put_id: str, rows: int, parts: Iterable[tuple[int, int, int]]
+    ) -> "_Upload":
+        """Return an upload of somebody else."""
+        counts = {BucketKey(partition, number): count for partition, number, count in parts}
+        return cls(address, put_id, rows=rows, parts=counts)
+
 
 class LargePut:
     """One put of a writer, to all its buckets. Not safe for threads.
 
-    Add the parts; then `run`, to try them or to write them. `close` lets the servers forget it.
+    Add the parts; then try them, or put them. `close` lets the servers forget it. One that is
+    `resumable` has the same parts whoever sends it, and may be gone on with; see `Put`.
     """
 
     def __init__(
@@ -78,6 +103,7 @@ class LargePut:
             "resumable": resumable,
         }
         self._uploads: dict[str, _Upload] = {}
+        self._taken_over: list[_Upload] = []
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="tallybook-upload")
 
     def add(self, parts: Iterable[Part]) -> None:
@@ -94,17 +120,36 @@ class LargePut:
             if upload.waiting_bytes >= self._chunk_bytes:
                 self._send(upload)
 
-    def run(self, *, try_only: bool = False) -> Answers[PutResult]:
-        """Write all parts, or only see whether they can be merged."""
-        uploads = list(self._uploads.values())
+    def put(self) -> Answers[PutResult]:
+        """Write all parts."""
+        return self._run(try_only=False)
+
+    def try_all(self) -> Answers[PutResult]:
+        """See whether all parts can be merged, one on top of the other."""
+        return self._run(try_only=True)
+
+    def _run(self, *, try_only: bool) -> Answers[PutResult]:
+        uploads = self._all()
         map_all(self._pool, self._send, uploads)
         answers = map_all(self._pool, lambda one: self._advance(one, try_only), uploads)
         results = {key: result for _, found in answers for key, result in found.items()}
         return Answers(results, frozenset(session for session, _ in answers))
 
+    def hand_over(self) -> list[Uploaded]:
+        """Leave what the servers have to somebody else; this one is closed."""
+        self._pool.shutdown()
+        return [upload.uploaded() for upload in self._all()]
+
+    def take_over(self, uploads: Iterable[Uploaded]) -> None:
+        """Go on with what others have uploaded for this put."""
+        self._taken_over += [_Upload.of(*upload) for upload in uploads]
+
+    def _all(self) -> list[_Upload]:
+        return [*self._uploads.values(), *self._taken_over]
+
     def close(self) -> None:
         """Let the servers forget what they do not need any more; if not told, they will anyway."""
-        for upload in self._uploads.values():
+        for upload in self._all():
             try:
                 self._action(upload, "forget_put", {"put": upload.put_id})
             except Exception:  # They forget it by themselves.

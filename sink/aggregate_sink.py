@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,11 +19,13 @@ import pyarrow as pa
 from foundation import forks
 from locks import CoordinationError, Fenced
 from locks import UnknownColumn as UnknownColumnToLock
-from merge_engine import InvalidInput, InvalidValue, PutResult, UnknownColumn
-from recovery.access import Answers, Grant, Rows
+from merge_engine import InvalidInput, InvalidValue, UnknownColumn
+from recovery.access import Grant, Tried
 from recovery.errors import OldEpoch
+from recovery.redo import PromiseWriter
+from recovery.rows import Rows
 from recovery.writer import TableWriter
-from sink.executors import Job, put_from_executors
+from sink.executors import Job, Outcome, put_from_executors
 from sink.frames import TooLarge, collected, known_bytes
 from sink.listener import when_run_ends
 from sink.options import SinkOptions, checked_settings
@@ -37,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_REFUSED_KEYS = 1_000
 _MOST_READS = 4
-_ANY_SIZE = 1 << 62
 
 
 class _KeysRefused(InvalidInput):
@@ -251,9 +253,10 @@ class AggregateSink:
             try:
                 session.writer.run(
                     batch.number,
-                    lambda grant: self._put_by_tasks(session, batch, grant),
+                    lambda grant: self._run_tasks(session, batch, grant).answers,
                     partitions,
                     before=lambda _: session.check_columns(),
+                    try_put=partial(self._try_by_tasks, session, batch),
                 )
                 return
             except PartitionsMissing as exc:
@@ -262,7 +265,20 @@ class AggregateSink:
                 logger.info("batch %d is written again: %s", batch.number, exc)
                 partitions = partitions_named(exc.keys, schema)
 
-    def _put_by_tasks(self, session: Session, batch: _Batch, grant: Grant) -> Answers[PutResult]:
+    def _try_by_tasks(
+        self, session: Session, batch: _Batch, grant: Grant, promise: PromiseWriter
+    ) -> Tried:
+        """Let tasks try the batch, and write it down; then it is the driver's to put it."""
+        outcome = self._run_tasks(session, batch, grant)
+        promise.take(outcome.promised)
+        promise.in_parts = True
+        how = session.reader.to_rows(lambda: iter(()))
+        large = session.table.large_put(grant, how, session.sizes.chunk_bytes, resumable=True)
+        large.take_over(outcome.uploads)
+        return large
+
+    def _run_tasks(self, session: Session, batch: _Batch, grant: Grant) -> Outcome:
+        """Let tasks put the batch or, with a redo log, try it; bad rows are set aside then."""
         table, progress = session.table, batch.progress
         batch.put_under(grant)
         cores = batch.frame.sparkSession.sparkContext.defaultParallelism
@@ -279,6 +295,7 @@ class AggregateSink:
             sizes=session.sizes,
             partitions=session.fenced_partitions(grant),
             quarantine=place,
+            redo=session.redo,
             exclude=dict(batch.refused),
         )
         outcome = put_from_executors(batch.frame, job, max(1, min(table.buckets, 2 * cores)))
@@ -290,11 +307,9 @@ class AggregateSink:
             raise PartitionsMissing(outcome.missing_partitions)
         if place is not None:
             place.publish(outcome.staged)
-        return outcome.answers
+        return outcome
 
     def _goes_by_driver(self, frame: Any) -> bool:
-        if self._options.recovery == "redo":
-            return True
         if self._options.route == "executors":
             return False
         most = self._options.driver_max_bytes
@@ -311,15 +326,9 @@ class AggregateSink:
 
     def _collect(self, frame: Any, names: Mapping[str, str]) -> pa.Table | None:
         """Return the batch; None if it is more than the driver takes, or Spark lets it have."""
-        redo = self._options.recovery == "redo"
         try:
-            return collected(frame, names, _ANY_SIZE if redo else self._options.driver_max_bytes)
-        except TooLarge as exc:
-            if redo:  # It is promised by the driver, or not at all.
-                raise InvalidInput(
-                    f"the batch is too large to be collected for recovery='redo': {exc}; raise "
-                    "spark.driver.maxResultSize, or use recovery='undo', which takes any size"
-                ) from exc
+            return collected(frame, names, self._options.driver_max_bytes)
+        except TooLarge:
             logger.info("the batch is too large for the driver: it goes by the executors")
             return None
 

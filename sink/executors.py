@@ -10,6 +10,7 @@ task raises is for a retry to cure.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -26,11 +27,14 @@ from merge_engine.options import MEBIBYTE
 from merge_engine.routing import route
 from recovery.access import Answers, Grant
 from recovery.parts import PartSizes
+from recovery.redo import Contents, RedoLog
+from recovery.rows import Rows
 from server import wire
 from server.client import Cluster, Recipe
 from server.definitions import ClusterTable
 from server.remote_table import RemoteTable
-from server.writer_access import put
+from server.uploads import Uploaded
+from server.writer_access import put, try_in_parts
 from sink.frames import renamed
 from sink.quarantine import Quarantine
 from sink.rows import RowReader
@@ -52,6 +56,8 @@ _clusters: dict[str, Cluster] = {}
 class Job:
     """What the tasks of one batch need; pickled into each of them.
 
+    With a redo log, tasks try their rows and write them down; the driver puts them afterwards.
+
     `table` is the table as the driver knows it; names are those of the reader's schema, whatever
     they are by now. `partitions` are the keys of those that the writer has fenced; None if there
     are none.
@@ -65,6 +71,7 @@ class Job:
     sizes: PartSizes
     partitions: frozenset[bytes] | None = None
     quarantine: Quarantine | None = None
+    redo: RedoLog | None = None
     exclude: Mapping[bytes, str] = field(default_factory=dict)
 
 
@@ -72,7 +79,8 @@ class Job:
 class Outcome:
     """What the tasks of a batch did. With missing partitions, some rows were not put.
 
-    `staged`: the files of bad rows that are to be published.
+    `staged`: the files of bad rows that are to be published. `promised` and `uploads`: of tasks
+    that have tried their rows, where these are.
     """
 
     rows: int
@@ -83,6 +91,8 @@ class Outcome:
     keys: int
     bytes: int
     answers: Answers[PutResult]
+    promised: Contents
+    uploads: Sequence[Uploaded]
 
 
 def put_from_executors(frame: Any, job: Job, partitions: int) -> Outcome:
@@ -223,7 +233,7 @@ def _put(job: Job, folded: Iterator[Any]) -> dict[str, Any]:
     unfolded = _Unfolded(job, folded)
     hit("task.before_put")
     try:
-        answers = _put_connected(job, unfolded)
+        put_or_tried = _put_connected(job, unfolded)
     except _Missing:
         return {"missing_partitions": [key.hex() for key in sorted(unfolded.missing)]}
     except InvalidValue as exc:
@@ -233,15 +243,7 @@ def _put(job: Job, folded: Iterator[Any]) -> dict[str, Any]:
     except (TallybookError, CoordinationError) as exc:
         return _failure(exc)
     hit("task.put")
-    return {
-        "keys": unfolded.rows,
-        "bytes": unfolded.bytes,
-        "sessions": sorted(answers.sessions),
-        "results": [
-            [*key, result.base_offset, result.end_offset, int(result.repeated)]
-            for key, result in answers.results.items()
-        ],
-    }
+    return {"keys": unfolded.rows, "bytes": unfolded.bytes, **put_or_tried}
 
 
 def _missing_partitions(job: Job, table: pa.Table) -> set[bytes]:
@@ -253,17 +255,41 @@ def _missing_partitions(job: Job, table: pa.Table) -> set[bytes]:
     return {target.partition_key for target in routes} - job.partitions
 
 
-def _put_connected(job: Job, unfolded: _Unfolded) -> Answers[PutResult]:
+def _put_connected(job: Job, unfolded: _Unfolded) -> dict[str, Any]:
     """Put over the worker's connection, unless its session was lost since: then over a new one.
 
-    That is found out before the first row is read: rows come only once.
+    That is found out before the first row is read: rows come only once. Returns what is to be told.
     """
     try:
         _cluster(job).coordinator.store.sync()
     except SessionLost:
         _clusters.pop(job.recipe.address).close()
     table = RemoteTable(_cluster(job), job.table)
-    return put(table, job.grant, job.reader.to_rows(unfolded.tables), job.sizes)
+    rows = job.reader.to_rows(unfolded.tables)
+    if job.redo is not None:
+        return _try(job, job.redo, table, rows)
+    answers = put(table, job.grant, rows, job.sizes)
+    return {
+        "sessions": sorted(answers.sessions),
+        "results": [
+            [*key, result.base_offset, result.end_offset, int(result.repeated)]
+            for key, result in answers.results.items()
+        ],
+    }
+
+
+def _try(job: Job, redo: RedoLog, table: RemoteTable, rows: Rows) -> dict[str, Any]:
+    """Try the rows, and leave them where the driver finds them: on the servers, and in the log."""
+    grant = job.grant
+    promise = redo.begin(job.table.table.uid, grant.owner, grant.token)
+    large = try_in_parts(table, grant, rows, promise, job.sizes)
+    if large is None:
+        return {}
+    with ExitStack() as unless_written:
+        unless_written.enter_context(closing(large))
+        promised = promise.spill()
+        unless_written.pop_all()
+    return {"promised": promised.to_json(), "uploads": large.hand_over()}
 
 
 def _cluster(job: Job) -> Cluster:
@@ -304,8 +330,14 @@ def _gather(outcomes: Sequence[Mapping[str, Any]]) -> Outcome:
     missing = frozenset(
         bytes.fromhex(key) for outcome in outcomes for key in outcome.get("missing_partitions", ())
     )
+    promised = Contents()
+    for outcome in outcomes:
+        if "promised" in outcome:
+            promised += Contents.from_json(outcome["promised"])
     return Outcome(
         **counts,
+        promised=promised,
+        uploads=[Uploaded(*one) for outcome in outcomes for one in outcome.get("uploads", ())],
         staged=[name for outcome in outcomes for name in outcome.get("staged", ())],
         refused_keys=refused_keys,
         missing_partitions=missing,

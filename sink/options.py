@@ -18,9 +18,10 @@ class SinkOptions:
     """How a sink works; all of it has working defaults.
 
     `recovery`: "undo" takes an uncommitted batch back, "redo" rolls a prepared one forward and
-    needs `redo_location`. `route`: "driver" collects the batch, "executors" puts from the tasks,
-    "auto" goes by the size of the batch and the number of executors: see `sink.routing`. What has
-    more than `driver_max_bytes` goes by the executors in any case, if it can.
+    needs `redo_location`, a place that driver and executors share: a directory, or an object store
+    that is opened with `redo_settings`. `route`: "driver" collects the batch, "executors" puts from
+    the tasks, "auto" goes by the size of the batch and the number of executors: see `sink.routing`.
+    What has more than `driver_max_bytes` goes by the executors in any case.
     `bad_rows`: "fail" the batch, or "quarantine" them as Parquet below `quarantine_path`.
     """
 
@@ -28,6 +29,7 @@ class SinkOptions:
     ttl_ms: int = DEFAULT_TTL_MS
     recovery: str = "undo"
     redo_location: str | None = None
+    redo_settings: Mapping[str, Any] = field(default_factory=dict)
     local_aggregation: bool = True
     route: str = "auto"
     driver_max_rows: int = 1_000_000
@@ -48,10 +50,6 @@ class SinkOptions:
             raise InvalidInput("bad_rows='quarantine' needs a quarantine_path for the bad rows")
         if self.recovery == "redo" and self.redo_location is None:
             raise InvalidInput("recovery='redo' needs a redo_location for the promised batches")
-        if self.recovery == "redo" and self.route == "executors":
-            raise InvalidInput(
-                "recovery='redo' promises a batch before it is put: it goes by the driver's route"
-            )
 
     def with_texts(self, options: Mapping[str, str]) -> "SinkOptions":
         """Return these with options under their configuration names."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from merge_engine import InvalidInput, Schema
 from merge_engine.routing import partition_rows
-from recovery.access import Rows
+from recovery.rows import Rows
 from sink.frames import renamed
 from sink.rows import InputColumns, without_unsound_rows
 

@@ -20,13 +20,13 @@ from merge_engine import (
 )
 from merge_engine.batch import read_batch
 from merge_engine.keys import KeyCodec
-from merge_engine.local import OPERATION, fold_locally
+from merge_engine.local import OPERATION, fold_locally, with_operations
 from merge_engine.options import BucketOptions
 from merge_engine.segment import Operation
 from merge_engine.soundness import is_sound, show, unsound_rows
 from merge_engine.suggestions import did_you_mean
 from merge_engine.types import conform
-from recovery.access import Pieces, Rows
+from recovery.rows import Pieces, Rows
 
 REASON = "_reason"
 Flags = np.typing.NDArray[np.bool_]
@@ -176,7 +176,7 @@ class RowReader:
             columns=columns.written,
             operation_column=columns.operation,
         )
-        return self.to_rows(_with_operations(folded.data, self._operation))
+        return self.to_rows(with_operations(folded.data, self._operation))
 
     @property
     def _operation(self) -> str | None:
@@ -293,14 +293,6 @@ def without_unsound_rows(data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
         data, bad = _split(data, unsound, f"column '{name}' has {_UNSOUND}")
         refused += bad
     return data, refused
-
-
-def _with_operations(table: pa.Table, name: str | None) -> pa.Table:
-    """Return the table with a column of operations: where there is none, all are upserts."""
-    if name is None or name in table.column_names:
-        return table
-    upserts = np.full(table.num_rows, Operation.UPSERT, np.int8)
-    return table.append_column(name, pa.array(upserts))
 
 
 def _unknown_operations(values: pa.ChunkedArray) -> Flags:

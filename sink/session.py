@@ -93,9 +93,9 @@ class Session:
         )
         self._used = UsedColumns(remote, target.columns)
         self._watch = DefinitionWatch()
-        redo = None
+        self.redo = None
         if options.recovery == "redo":
-            redo = RedoLog.open(str(options.redo_location))
+            self.redo = RedoLog.open(str(options.redo_location), **options.redo_settings)
         self.writer = TableWriter(
             RemoteAccess(cluster, remote),
             identity.owner,
@@ -105,7 +105,7 @@ class Session:
             query_id=identity.query_id,
             handover=options.handover,
             deadline_s=options.deadline_s,
-            redo=redo,
+            redo=self.redo,
         )
 
     @property

@@ -1,7 +1,7 @@
 """How writers of a test's world reach ZooKeeper and the leaders, and what goes wrong on the way."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from locks import BucketKey, Coordinator, MemoryStore, SessionLost, UnknownOutcome
 from locks.store import Conflict, Operation
 from merge_engine import PutResult, Token
-from recovery.access import Answers, Grant, Rows, Terms
+from recovery.access import Answers, Grant, Terms, Tried
 from recovery.embedded import EmbeddedAccess, Leading
 from recovery.guard import Writer
 from recovery.led_bucket import LedBucket
 from recovery.parts import PartSizes
+from recovery.redo import Promise, PromiseWriter
+from recovery.rows import Rows
+from tests.writer_model import Content
 from tests.writer_table import contents_of
 
 if TYPE_CHECKING:
@@ -82,7 +85,7 @@ class WorldAccess(EmbeddedAccess):
         self.world = world
         self.believes: dict[BucketKey, Server] = {}
         self._fenced_by_zombies = False
-        self._putting: tuple[Grant, Rows] | None = None
+        self._putting: tuple[Grant, Content] | None = None
         sizes = PartSizes(rows=1 if world.small_parts else 1_000)
         super().__init__(world.connect, "t", self, deadline_s=0.0, sizes=sizes)
 
@@ -123,10 +126,9 @@ class WorldAccess(EmbeddedAccess):
     def _tell(self, results: Mapping[BucketKey, Any]) -> None:
         if self._putting is None:
             return
-        grant, rows = self._putting
+        grant, content = self._putting
         for key, result in results.items():
             if isinstance(result, PutResult):
-                content = contents_of(rows, self.world.partitioned)
                 own = {at: c for at, c in content.items() if self.world.bucket_of(at) == key}
                 token = Token(grant.writer.epoch, grant.token.batch)
                 self.world.model.put(grant.owner, token, key, own)
@@ -160,16 +162,29 @@ class WorldAccess(EmbeddedAccess):
         self._keep("end_recovery", lambda: self.end_recovery(writer, old))
         return super().end_recovery(writer, terms)
 
-    def put(self, grant: Grant, rows: Rows, *, try_only: bool = False) -> Answers[PutResult]:
-        if try_only:
-            content = contents_of(rows, self.world.partitioned)
-            self.world.model.promised[grant.owner, grant.token] = content
-            return super().put(grant, rows, try_only=True)
+    def put(self, grant: Grant, rows: Rows) -> Answers[PutResult]:
         old = replace(grant, terms=dict(grant.terms))
         self._keep("put", lambda: self.put(old, rows))
-        outer, self._putting = self._putting, (grant, rows)
-        try:
+        with self._telling(grant, contents_of(rows, self.world.partitioned)):
             return super().put(grant, rows)
+
+    def try_put(self, grant: Grant, rows: Rows, promise: PromiseWriter) -> Tried:
+        content = contents_of(rows, self.world.partitioned)
+        self.world.model.promised[grant.owner, grant.token] = content
+        tried = super().try_put(grant, rows, promise)
+        return _Tried(self, replace(grant, terms=dict(grant.terms)), content, tried)
+
+    def keep(self, grant: Grant, promise: Promise, rows: Rows) -> Answers[PutResult]:
+        old = replace(grant, terms=dict(grant.terms))
+        self._keep("put", lambda: self.keep(old, promise, rows))
+        with self._telling(grant, self.world.model.promised[grant.owner, grant.token]):
+            return super().keep(grant, promise, rows)
+
+    @contextmanager
+    def _telling(self, grant: Grant, content: Content) -> Iterator[None]:
+        outer, self._putting = self._putting, (grant, content)
+        try:
+            yield
         finally:
             self._putting = outer
 
@@ -182,3 +197,21 @@ class WorldAccess(EmbeddedAccess):
         access = WorldAccess(self.world)
         self.world.accesses.append(access)
         return access
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A batch of this world that was tried; its put may be sent again, too."""
+
+    access: WorldAccess
+    grant: Grant
+    content: Content
+    tried: Tried
+
+    def put(self) -> Answers[PutResult]:
+        self.access._keep("put", self.put)
+        with self.access._telling(self.grant, self.content):
+            return self.tried.put()
+
+    def close(self) -> None:
+        self.tried.close()

@@ -69,9 +69,9 @@ class Model:
         return self.done.get((owner, self.lives[owner], batch))
 
     def allowed(self, records: Records) -> dict[Cell, set[int | None]]:
-        """Return what a committed read may show of cells that a promised batch changes.
+        """Return what a committed read shows of cells that a promised batch changes.
 
-        Such a batch counts as committed and may be applied or not, bucket by bucket.
+        Such a batch will be committed, and is not read before it is.
         """
         pending = [
             (owner, record.prepared.token)
@@ -85,7 +85,7 @@ class Model:
             if debt.prepared is not None
         ]
         return {
-            cell: {value, self.cells.get(cell)}
+            cell: {value}
             for owner, token in pending
             for cell, value in self.before[owner, Token(*token)].items()
         }

@@ -7,7 +7,7 @@ import pyarrow as pa
 from locks import TableDefinition
 from merge_engine import Schema
 from merge_engine.schema_builder import SchemaBuilder
-from recovery.access import Rows
+from recovery.rows import Rows
 from tests.writer_model import Content
 
 COLUMNS = "xyz"
@@ -36,6 +36,8 @@ def rows_of(content: Content, *, partitioned: bool) -> Rows:
 
 def contents_of(rows: Rows, partitioned: bool) -> Content:
     """Return what a batch does, as the model has it."""
+    if rows.data == []:
+        return {}
     assert isinstance(rows.data, pa.Table)
     columns = rows.columns or ()
     return {

@@ -34,13 +34,14 @@ from merge_engine import Bucket, BucketOptions, PutResult, TallybookError
 from merge_engine.failpoints import arm
 from merge_engine.hashing import bucket_of
 from merge_engine.keys import KeyCodec
-from recovery.access import Answers, Grant, Rows
+from recovery.access import Answers, Grant
 from recovery.embedded import history_of
 from recovery.errors import OldEpoch
 from recovery.isolation import committed_changes
 from recovery.isolation_lookup import Asked, committed_lookup
 from recovery.led_bucket import LedBucket
 from recovery.redo import RedoLog
+from recovery.rows import Rows
 from recovery.writer import CURABLE, TableWriter
 from tests.memory_log import MemoryLog
 from tests.writer_access import Server, WorldAccess, WorldStore
@@ -321,7 +322,8 @@ class World:
         access = WorldAccess(self)
         self.accesses.append(access)
         usual = {"handover": True, "ttl_ms": TTL_MS, "deadline_s": 0.9, "pause": lambda _: None}
-        log = RedoLog(self.redo_storage) if redo else None
+        object_bytes = 1 if self.small_parts else 1_000_000
+        log = RedoLog(self.redo_storage, object_bytes=object_bytes) if redo else None
         writer = TableWriter(access, owner, list(columns), redo=log, **{**usual, **settings})
         if redo:
             self._promising.append(writer)

@@ -16,7 +16,7 @@ import pytest
 
 from merge_engine import BatchTooLarge, Overflow, Retryable
 from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from recovery.access import Rows
+from recovery.rows import Rows
 from recovery.writer import TableWriter
 from server.client import Cluster
 from server.local_cluster import LocalCluster

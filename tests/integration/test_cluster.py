@@ -18,9 +18,9 @@ from merge_engine import (
     Token,
     UnknownColumn,
 )
-from recovery.access import Rows
 from recovery.errors import NotFenced, NotLeader, SealedBatch
 from recovery.guard import Writer
+from recovery.rows import Rows
 from server.client import Cluster, connect
 from server.local_cluster import LocalCluster
 from server.remote_table import RemoteTable

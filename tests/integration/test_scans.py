@@ -22,8 +22,9 @@ from merge_engine import (
     UnknownColumn,
 )
 from merge_engine.options import MEBIBYTE
-from recovery.access import Answers, Grant, Rows
+from recovery.access import Answers, Grant
 from recovery.errors import NotLeader
+from recovery.rows import Rows
 from server import wire
 from server.client import Cluster
 from server.errors import (

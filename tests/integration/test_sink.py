@@ -12,8 +12,8 @@ import pytest
 from locks import Fenced, HandoverNeeded, LockHeld, RewoundBatch
 from merge_engine import InvalidInput, UnknownColumn
 from merge_engine.failpoints import arm
-from recovery.access import Rows
 from recovery.errors import OldEpoch, SealedBatch
+from recovery.rows import Rows
 from server.local_cluster import LocalCluster
 from server.writer_access import put
 from sink import aggregate_sink, executors

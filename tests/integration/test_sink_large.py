@@ -169,18 +169,18 @@ def test_the_status_says_how_far_a_large_batch_is(
     table = sinks.table(SCHEMA, buckets=4)
     sink = sinks.sink(table, COLUMNS, owner_id="etl", route="driver")
     seen: list[dict[str, Any]] = []
-    real = LargePut.run
+    real = LargePut.put
 
-    def run(self: LargePut, **settings: Any) -> Any:
+    def put(self: LargePut) -> Any:
         for upload in self._uploads.values():
             self._send(upload)
         watch = sink._watch
         assert isinstance(watch, BatchWatch)
         wait_until(lambda: watch.told.get("rows") == len(KEYS), "all rows are at the servers")
         seen.append(sink.status()["current"])
-        return real(self, **settings)
+        return real(self)
 
-    monkeypatch.setattr(LargePut, "run", run)
+    monkeypatch.setattr(LargePut, "put", put)
     monkeypatch.setattr("sink.watching._ASK_S", 0.05)
     monkeypatch.setattr(BatchWatch.__init__, "__kwdefaults__", {"interval_s": 0.05})
     sink(sinks.frame(rows(0)), 0)

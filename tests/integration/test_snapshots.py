@@ -20,7 +20,7 @@ from locks.paths import snapshot_list_path
 from locks.store import ANY_VERSION, Write
 from merge_engine import InvalidInput, SchemaBuilder
 from merge_engine.failpoints import arm
-from recovery.access import Rows as WriterRows
+from recovery.rows import Rows as WriterRows
 from server.client import Cluster, connect
 from server.config import ServerConfig, SnapshotConfig
 from server.definitions import STORAGE

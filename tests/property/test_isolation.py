@@ -153,7 +153,7 @@ class IsolationMachine(RuleBasedStateMachine):
             token = LockToken(record.epoch, record.batch + 1)
             location = f"{owner}/{token}"
             columns = [NAMES[column] for column in record.columns]
-            self.prepared[location] = Work(owner, 0, columns, rows, True)
+            self.prepared[location] = Work(owner, 0, columns, rows, False)
             self.change(owner, prepared=Prepared(token, location))
         elif record.ready and name == "release" and not pending:
             self.records[owner] = record.given_up()
@@ -199,6 +199,9 @@ class IsolationMachine(RuleBasedStateMachine):
             for debt in self.records[owner].debts
             if debt.kind is DebtKind.UNDO
         }
+        kept = {d.owner for d in self.records[owner].debts if d.kind is DebtKind.REDO}
+        for part in self.work:
+            part.committed |= part.owner in kept
         self.work = [
             part
             for part in self.work

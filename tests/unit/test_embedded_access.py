@@ -7,10 +7,10 @@ import pytest
 
 from merge_engine import InvalidInput, Token
 from merge_engine.failpoints import arm
-from recovery.access import Grant, Rows
+from recovery.access import Grant
 from recovery.errors import NotFenced, NotLeader
 from recovery.guard import Writer
-from recovery.redo import Promise
+from recovery.rows import Rows
 from recovery.writer import TableWriter
 from tests.embedded import Embedded
 from tests.faulty_storage import interrupt
@@ -107,14 +107,15 @@ def test_a_promise_whose_columns_were_dropped_is_kept(embedded: Embedded) -> Non
 def test_a_promised_delete_of_all_columns_is_one_of_those_that_there_were(
     embedded: Embedded,
 ) -> None:
-    with embedded.writer("xyz") as writer:
+    with TableWriter(embedded.access(), "b", ["x", "y", "z"]) as writer:
         writer.write(0, Rows(data=[{"k": 1, "x": 3, "y": 4, "z": 5}]))
     delete = Rows(data=[{"k": 1, "op": "delete"}], operation_column="op")
-    promise = Promise.of(delete, embedded.schema(), {b"": 0})
-    embedded.evolve(embedded.schema().add_column("w", "int", "sum"))
-    found = promise.rows(embedded.schema(), {b"": 0})
-    assert found is not None
-    assert found.columns == ["x", "y", "z"]
+    promised(embedded, delete, "xyz")
+    embedded.evolve(embedded.schema().add_column("w", "bigint", "sum"))
+    with TableWriter(embedded.access(), "w", ["w"]) as writer:
+        writer.write(0, Rows(data=[{"k": 1, "w": 7}]))
+    with embedded.writer("xyz", redo=True):
+        assert embedded.rows() == [{"k": 1, "w": 7}]
 
 
 def test_what_is_wrong_with_rows_is_found_before_any_bucket_is_asked(embedded: Embedded) -> None:

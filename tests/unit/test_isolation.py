@@ -84,9 +84,8 @@ def test_a_bucket_that_is_not_in_the_offsets_is_at_0() -> None:
     assert [work.offset for work in unresolved({"me": ready(7, A)}, BucketKey(0, 4))] == [0]
 
 
-def test_a_lock_that_is_given_up_or_prepared_has_nothing_to_undo() -> None:
-    records = {"gone": ready(7, A).given_up(), "redo": ready(7, B, prepared=REDO)}
-    assert unresolved(records, HERE) == []
+def test_a_lock_that_is_given_up_has_nothing_to_undo() -> None:
+    assert unresolved({"gone": ready(7, A).given_up()}, HERE) == []
 
 
 def test_debts_are_unresolved_under_their_debtor_wherever_they_went() -> None:
@@ -103,11 +102,12 @@ def test_debts_are_unresolved_under_their_debtor_wherever_they_went() -> None:
     assert unresolved(after, HERE) == expected
 
 
-def test_a_redo_debt_is_not_unresolved() -> None:
-    redo = Debt(kind=DebtKind.REDO, owner="me", columns=(A,), prepared=REDO)
-    assert unresolved({"heir": indebted(redo, debt_of("her", 5, B))}, HERE) == [
-        Unresolved(owner="her", columns=(B,), offset=5)
-    ]
+def test_what_is_promised_is_not_read_before_all_of_it_is_written() -> None:
+    offsets = Offsets({HERE: 4})
+    redo = Debt(kind=DebtKind.REDO, owner="me", columns=(A,), offsets=offsets, prepared=REDO)
+    expected = [Unresolved(owner="me", columns=(A,), offset=4)]
+    assert unresolved({"heir": indebted(redo)}, HERE) == expected
+    assert unresolved({"me": ready(4, A, prepared=REDO)}, HERE) == expected
 
 
 # Look-ups
@@ -172,9 +172,15 @@ def test_debts_are_masked_also_when_they_are_paid_in_part_or_in_full(bucket: Buc
     assert look_up(bucket, {}, 1, 2) == [(1, None), (None, None)]
 
 
-def test_a_prepared_batch_is_not_masked(bucket: Bucket) -> None:
+def test_a_tail_that_is_not_about_the_keys_masks_nothing(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])
-    assert look_up(bucket, {"me": ready(0, A, prepared=REDO)}, 1) == [(1, None)]
+    assert look_up(bucket, {"me": ready(0, A)}, 2, 3) == [(None, None), (None, None)]
+
+
+def test_a_promised_batch_is_masked_until_it_is_committed(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    assert look_up(bucket, {"me": ready(0, A, prepared=REDO)}, 1) == [(None, None)]
+    assert look_up(bucket, {"me": ready(bucket.end_offset, A)}, 1) == [(1, None)]
 
 
 def test_what_is_written_while_the_records_are_read_is_not_shown(bucket: Bucket) -> None:
@@ -290,7 +296,7 @@ def test_with_nothing_unresolved_it_is_the_end_of_the_log(bucket: Bucket) -> Non
     assert stable(bucket) == 1
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
     assert stable(bucket) == stable(bucket, {"me": ready(3, A)}) == 3
-    assert stable(bucket, {"me": ready(0, A, prepared=REDO)}) == 3
+    assert stable(bucket, {"me": ready(0, A, prepared=REDO)}) == 1
 
 
 def test_it_is_before_the_first_change_that_may_yet_be_undone(bucket: Bucket) -> None:

@@ -106,12 +106,10 @@ def test_a_part_that_is_sent_again_is_written_once(led: LedBucket) -> None:
 def test_of_two_attempts_beside_each_other_the_rows_of_the_first_stand(led: LedBucket) -> None:
     term = get_ready(led)
     led.put_part(attempt(), term, add(1), part=0, more=True)
-    assert led.begun("me", TOKEN) == "first"
     with pytest.raises(Overtaken) as raised:
         led.put_part(attempt("second"), term, add(100), part=0, more=False)
     assert raised.value.put_id == "first"
     led.put_part(attempt(), term, add(1), part=1, more=False)
-    assert led.begun("me", TOKEN) is None
     assert rows_of(led.bucket) == {1: (2, None)}
 
 

@@ -12,9 +12,10 @@ import recovery.writer
 from locks import CoordinationError, Fenced, HandoverNeeded, LockHeld, RewoundBatch
 from locks.paths import owner_path
 from merge_engine import CorruptSegment, InvalidInput, Overflow, StorageUnavailable
-from recovery.access import Answers, Grant, Rows
+from recovery.access import Answers, Grant
 from recovery.errors import NotLeader, OldEpoch
 from recovery.renewal import Renewal
+from recovery.rows import Rows
 from recovery.writer import TableWriter, WriterState
 from tests.writer_model import Content
 from tests.writer_table import MOST

@@ -26,7 +26,7 @@ from merge_engine import (
     UnknownColumn,
 )
 from merge_engine.failpoints import arm
-from recovery.access import Rows
+from recovery.rows import Rows
 from recovery.writer import TableWriter, WriterState
 from server.definitions import define
 from tests.embedded import Embedded

@@ -9,11 +9,11 @@ import pytest
 from locks import Fenced
 from merge_engine import LocalStorage
 from merge_engine.failpoints import arm
-from recovery.access import Rows
 from recovery.embedded import EmbeddedAccess
 from recovery.errors import OldEpoch
 from recovery.one_leader import OneLeader
 from recovery.redo import RedoLog
+from recovery.rows import Rows
 from recovery.writer import TableWriter
 from tests.coordinators import Cluster
 from tests.faulty_storage import interrupt
