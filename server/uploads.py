@@ -172,15 +172,7 @@ class LargePut:
     def _advance(
         self, upload: _Upload, try_only: bool
     ) -> tuple[str, Mapping[BucketKey, PutResult]]:
-        buckets = [[*key, self._grant.terms[key], parts] for key, parts in upload.parts.items()]
-        fields = {
-            "table": self._table.table_id,
-            "schema_version": self._fields["schema_version"],
-            "put": upload.put_id,
-            "rows": upload.rows,
-            "buckets": buckets,
-            "try_only": try_only,
-        }
+        fields = self._to_advance(upload, try_only=try_only)
         while True:
             answer = self._action(upload, "advance", fields)
             if answer.get("done", bool):
@@ -188,6 +180,17 @@ class LargePut:
         keys = [BucketKey(*key) for key in answer.rows("keys", 2)]
         results = map(_to_result, answer.rows("results", 4))
         return answer.get("session", str), dict(zip(keys, results, strict=True))
+
+    def _to_advance(self, upload: _Upload, *, try_only: bool) -> dict[str, Any]:
+        terms = self._grant.terms
+        return {
+            "table": self._table.table_id,
+            "schema_version": self._fields["schema_version"],
+            "put": upload.put_id,
+            "rows": upload.rows,
+            "buckets": [[*key, terms[key], parts] for key, parts in upload.parts.items()],
+            "try_only": try_only,
+        }
 
     def _action(self, upload: _Upload, name: str, fields: Mapping[str, Any]) -> wire.Fields:
         with self._curable(upload):

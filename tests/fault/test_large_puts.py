@@ -4,6 +4,7 @@ The servers take 500 rows or 60 KB in a put, and a batch has several thousand ro
 """
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import pytest
 
 from merge_engine import BatchTooLarge, Overflow, Retryable
 from merge_engine.failpoints import ENVIRONMENT_VARIABLE
+from recovery.access import Grant
+from recovery.redo import RedoLog
 from recovery.rows import Rows
 from recovery.writer import TableWriter
 from server.client import Cluster
@@ -23,7 +26,7 @@ from server.local_cluster import LocalCluster
 from server.remote_table import RemoteTable
 from server.uploads import LargePut
 from tests.conftest import schema_of
-from tests.fault.cluster_load import DEADLINE_S, client_of, local_cluster
+from tests.fault.cluster_load import DEADLINE_S, LONGER, client_of, local_cluster
 from tests.small_disk import small_file_system
 from tests.zookeeper_server import wait_until
 
@@ -32,6 +35,26 @@ COLUMNS = ["total", "last"]
 LIMITS = ("--put-max-rows", "500", "--put-max-bytes", "60000")
 ROWS = 6_000
 _numbers = count()
+FAILPOINTS = [
+    *("put.planned", "put.logged", "put.applied", "put.part_written"),
+    *("log.encoded", "log.created", "storage.written", "storage.linked"),
+]
+
+
+def _kills() -> list[tuple[str, str, int]]:
+    """Return where servers are killed: by recovery, failpoint and visit; all in a long run."""
+    every = [
+        (recovery, failpoint, visit)
+        for recovery in ("undo", "redo")
+        for failpoint in FAILPOINTS
+        for visit in (3, 9)
+    ]
+    every.append(("undo", "undo.planned", 1))
+    between = [(recovery, "put.part_written", 5) for recovery in ("undo", "redo")]
+    return every if LONGER else [*between, *random.Random(11).sample(every, 2), every[-1]]
+
+
+KILLS = _kills()
 
 
 @pytest.fixture(scope="module")
@@ -124,27 +147,44 @@ def test_one_bad_row_near_the_end_leaves_nothing_of_the_batch(table: RemoteTable
     check(table, 2)
 
 
-@pytest.mark.parametrize("visit", [1, 5, 11])
-def test_a_server_that_is_killed_between_two_parts_is_as_if_it_had_written_none(
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_server_that_is_killed_anywhere_in_a_large_batch_has_written_it_once(
     table: RemoteTable,
     cluster: LocalCluster,
     monkeypatch: pytest.MonkeyPatch,
-    visit: int,
+    tmp_path: Path,
+    kill: tuple[str, str, int],
 ) -> None:
+    """A put that was begun is undone or, if it was promised, gone on with."""
+    recovery, failpoint, visit = kill
+    redo = RedoLog.open(str(tmp_path)) if recovery == "redo" else None
     server = cluster.servers[0]
-    server.kill()
-    with monkeypatch.context() as patched:
-        patched.setenv(ENVIRONMENT_VARIABLE, f"put.part_written:{visit}")
-        server.start()
-    cluster.wait_until_joined()
-    restarted = threading.Thread(target=lambda: _start_again(cluster))
-    with writer_of(table) as writer:
-        restarted.start()
+    with writer_of(table, redo=redo) as writer:
         writer.write(0, rows(0))
-        assert writer.progress.starts > 1
-        restarted.join()
+        if failpoint == "undo.planned":  # There has to be something to undo.
+            _die_in_a_batch(writer)
+        server.kill()
+        with monkeypatch.context() as patched:
+            patched.setenv(ENVIRONMENT_VARIABLE, f"{failpoint}:{visit}")
+            server.start()
+        cluster.wait_until_joined()
+        restarted = threading.Thread(target=lambda: _start_again(cluster))
+        restarted.start()
         writer.write(1, rows(1))
-    check(table, 2)
+        restarted.join()
+        assert writer.progress.starts > 1
+        writer.write(2, rows(2))
+    check(table, 3)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def _die_in_a_batch(writer: TableWriter) -> None:
+    def put(grant: Grant) -> Any:
+        writer.access.put(grant, writer._named(rows(1)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        writer.run(1, put)
 
 
 def _start_again(cluster: LocalCluster) -> None:
@@ -165,7 +205,7 @@ def test_a_writer_that_dies_between_upload_and_end_is_succeeded_by_its_next_self
     first = writer_of(table).start()
     first.write(0, rows(0))
     with monkeypatch.context() as patched:
-        patched.setattr(LargePut, "run", die)
+        patched.setattr(LargePut, "put", die)
         patched.setattr(LargePut, "close", lambda *_: None)
         with pytest.raises(Died):
             first.write(1, rows(1))
@@ -191,15 +231,7 @@ def test_of_two_tasks_with_one_token_the_second_goes_on_with_the_first(
     real = LargePut._advance
 
     def advance_once(self: LargePut, upload: Any, try_only: bool) -> Any:
-        body = {
-            "table": self._table.table_id,
-            "schema_version": self._fields["schema_version"],
-            "put": upload.put_id,
-            "rows": upload.rows,
-            "buckets": [[*k, self._grant.terms[k], n] for k, n in upload.parts.items()],
-            "try_only": try_only,
-        }
-        self._action(upload, "advance", body)
+        self._action(upload, "advance", self._to_advance(upload, try_only=try_only))
         raise Died
 
     with writer_of(table) as writer:

@@ -1,9 +1,9 @@
-"""Micro-batches over every limit of a put, by both routes: in parts, once, and with a bad row.
+"""Micro-batches over every limit of a put, by both routes and with both ways of recovery.
 
 The servers take 500 rows or 60 KB in a put; a task folds 700 rows at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import pyarrow as pa
 import pytest
 
 from merge_engine import Overflow
+from merge_engine.failpoints import arm
 from server.local_cluster import LocalCluster
+from server.remote_table import RemoteTable
 from server.uploads import LargePut
 from sink import aggregate_sink, executors
+from sink.aggregate_sink import AggregateSink
 from sink.frames import TooLarge, collected, known_bytes
 from sink.watching import BatchWatch
 from tests.conftest import schema_of
@@ -25,9 +28,17 @@ from tests.zookeeper_server import wait_until
 pytestmark = pytest.mark.spark
 
 ROUTES = ["driver", "executors"]
+WAYS = [(route, recovery) for route in ROUTES for recovery in ("undo", "redo")]
 SCHEMA = schema_of(total=(pa.int64(), "sum"), last=(pa.string(), "last_value"))
 COLUMNS = ["total", "last"]
 KEYS = range(3_000)
+DRIVER_FAILPOINTS = [
+    *("writer.redo_written", "writer.prepared", "writer.before_put", "writer.put"),
+    *("writer.sealed", "writer.committed"),
+]
+ONLY_REDO = ["writer.redo_written", "writer.prepared"]
+PROMISED = DRIVER_FAILPOINTS[1:]
+MakeSink = Callable[..., AggregateSink]
 
 
 @pytest.fixture(scope="module")
@@ -61,22 +72,47 @@ def expected(batches: int) -> dict[int, tuple[int, str]]:
     return dict.fromkeys(KEYS, (3 * batches, f"2 of batch {batches - 1}"))
 
 
+@pytest.fixture
+def large(sinks: Sinks, tmp_path: Path) -> Callable[..., AggregateSink]:
+    """Make sinks of a table that all write as the same owner."""
+
+    def make(table: RemoteTable, way: tuple[str, str], **settings: Any) -> AggregateSink:
+        route, recovery = way
+        if recovery == "redo":
+            settings["redo_location"] = str(tmp_path / "redo")
+        return sinks.sink(
+            table, COLUMNS, owner_id="etl", route=route, recovery=recovery, **settings
+        )
+
+    return make
+
+
+def left_in_redo_log(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "redo").rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("fold", [True, False])
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_batch_over_every_limit_is_written_in_order(route: str, fold: bool, sinks: Sinks) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_batch_over_every_limit_is_written_in_order(
+    way: tuple[str, str], fold: bool, sinks: Sinks, large: MakeSink, tmp_path: Path
+) -> None:
     table = sinks.table(SCHEMA, buckets=4)
-    sink = sinks.sink(table, COLUMNS, owner_id="etl", route=route, local_aggregation=fold)
+    sink = large(table, way, local_aggregation=fold)
+    route, _ = way
     for batch in range(2):
         sink(sinks.frame(rows(batch)), batch)
         assert sink.status()["last"]["route"] == route
         assert sink.status()["last"]["rows"] == 3 * len(KEYS)
     assert stored(table, KEYS) == expected(2)
+    assert left_in_redo_log(tmp_path) == []
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_one_bad_row_near_the_end_leaves_nothing_of_the_batch(route: str, sinks: Sinks) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_one_bad_row_near_the_end_leaves_nothing_of_the_batch(
+    way: tuple[str, str], sinks: Sinks, large: MakeSink
+) -> None:
     table = sinks.table(SCHEMA, buckets=4)
-    sink = sinks.sink(table, COLUMNS, owner_id="etl", route=route)
+    sink = large(table, way)
     sink(sinks.frame(rows(0)), 0)
     bad = {"k": 2_999, "total": 2**63 - 5, "last": "too much"}
     with pytest.raises(Overflow, match="key k=2999"):
@@ -84,44 +120,90 @@ def test_one_bad_row_near_the_end_leaves_nothing_of_the_batch(route: str, sinks:
     assert stored(table, KEYS) == expected(1)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("way", WAYS)
 def test_in_quarantine_it_is_set_aside_and_the_rest_is_written(
-    route: str, sinks: Sinks, tmp_path: Path
+    way: tuple[str, str], sinks: Sinks, large: MakeSink, tmp_path: Path
 ) -> None:
     table = sinks.table(SCHEMA, buckets=4)
-    aside = {"bad_rows": "quarantine", "quarantine_path": str(tmp_path)}
-    sink = sinks.sink(table, COLUMNS, owner_id="etl", route=route, **aside)
+    sink = large(table, way, bad_rows="quarantine", quarantine_path=str(tmp_path / "bad"))
     sink(sinks.frame(rows(0)), 0)
     bad = {"k": 2_999, "total": 2**63 - 5, "last": "too much"}
     sink(sinks.frame(rows(1, bad)), 1)
     found = stored(table, KEYS)
     assert found.pop(2_999) == expected(1)[2_999]
     assert found == {key: row for key, row in expected(2).items() if key != 2_999}
-    assert {row["k"] for row in parquet_rows(tmp_path)} == {2_999}
+    assert {row["k"] for row in parquet_rows(tmp_path / "bad")} == {2_999}
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_batch_that_dies_between_its_parts_is_undone_and_written_again(
-    route: str, sinks: Sinks, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("failpoint", DRIVER_FAILPOINTS)
+def test_a_driver_that_dies_anywhere_in_a_large_batch_counts_it_once(
+    way: tuple[str, str], failpoint: str, sinks: Sinks, large: MakeSink, tmp_path: Path
 ) -> None:
+    """A promised batch is rolled forward as it was, any other one is written as it is now."""
     table = sinks.table(SCHEMA, buckets=4)
-    first = sinks.sink(table, COLUMNS, owner_id="etl", route=route)
+    first = large(table, way)
+    first(sinks.frame(rows(0)), 0)
+    died = True
+    try:
+        with arm(failpoint, _die):
+            first(sinks.frame(rows(7)), 1)
+            died = False
+    except Killed:
+        again = large(table, way)
+        again(sinks.frame(rows(1)), 1)
+    assert died == (way[1] == "redo" or failpoint not in ONLY_REDO)
+    promised = way[1] == "redo" and failpoint in PROMISED
+    batch = 7 if not died or promised or failpoint == "writer.committed" else 1
+    found = stored(table, KEYS)
+    assert found == dict.fromkeys(KEYS, (6, f"2 of batch {batch}"))
+    assert stored(table, KEYS, isolation="committed") == found
+    assert left_in_redo_log(tmp_path) == []
+
+
+def _die() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_large_batch_has_written_is_not_read_before_its_commit(
+    way: tuple[str, str],
+    sinks: Sinks,
+    large: MakeSink,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Parts of each bucket are written when the driver dies, or all; then it counts once."""
+    route, recovery = way
+    table = sinks.table(SCHEMA, buckets=4)
+    first = large(table, way)
     first(sinks.frame(rows(0)), 0)
     original = executors.put_from_executors
 
     def killed(*arguments: Any, **settings: Any) -> Any:
-        if route == "executors":
+        if (route, recovery) == ("executors", "undo"):
             original(*arguments, **settings)
         raise Killed
 
+    def cut_off(self: LargePut, *arguments: Any) -> Any:
+        for upload in self._all():
+            self._send(upload)
+            self._action(upload, "advance", self._to_advance(upload, try_only=False))
+        raise Killed
+
     with monkeypatch.context() as patched:
-        patched.setattr(aggregate_sink, "put_from_executors", killed)
-        patched.setattr(LargePut, "run", killed)
+        if way == ("executors", "undo"):
+            patched.setattr(aggregate_sink, "put_from_executors", killed)
+        else:
+            patched.setattr(LargePut, "put", cut_off)
         with pytest.raises(Killed):
             first(sinks.frame(rows(7)), 1)
-    again = sinks.sink(table, COLUMNS, owner_id="etl", route=route)
+    assert stored(table, KEYS, isolation="committed") == expected(1)
+    again = large(table, way)
     again(sinks.frame(rows(1)), 1)
-    assert stored(table, KEYS) == expected(2)
+    batch = 7 if recovery == "redo" else 1
+    assert stored(table, KEYS) == dict.fromkeys(KEYS, (6, f"2 of batch {batch}"))
+    assert left_in_redo_log(tmp_path) == []
 
 
 def test_a_batch_that_turns_out_too_large_for_the_driver_goes_by_the_executors(
