@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from locks import BucketKey, Coordinator
 from locks import Table as KnownTable
-from merge_engine import AggMode, PutResult, Schema, Token
+from merge_engine import AggMode, PutResult, Schema, Token, UndoRange, UndoResult
 from merge_engine.table import Data, as_arrow
 from recovery.guard import Writer
 
@@ -111,9 +111,12 @@ class TableAccess(Protocol):
         terms: Terms,
         debtor: str,
         columns: Iterable[int],
-        offsets: Mapping[BucketKey, int],
-    ) -> Answers[PutResult]:
-        """Bring the debtor's changes back, in each bucket since its offset."""
+        ranges: Mapping[BucketKey, UndoRange],
+    ) -> Answers[UndoResult]:
+        """Go on for about a second to bring the debtor's changes back, in each bucket its range.
+
+        Call it again for the rests of the results, until there are none.
+        """
 
     def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
         """End the recovery of this epoch; the answers are the log ends."""
