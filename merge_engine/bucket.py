@@ -375,6 +375,7 @@ class Bucket:
             columns,
             self._history.current,
             max_bytes=self._options.undo_max_bytes,
+            max_rows=self._options.undo_max_rows,
             go_on=go_on,
         )
         for back_to, update in updates:

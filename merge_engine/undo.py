@@ -85,6 +85,7 @@ def undo_updates(
     schema: Schema,
     *,
     max_bytes: int,
+    max_rows: int | None = None,
     go_on: Callable[[], bool] = to_the_end,
 ) -> Iterator[tuple[int, Update]]:
     """Yield updates that, applied one after the other, bring the columns back, and to which offset.
@@ -95,21 +96,22 @@ def undo_updates(
     """
     codec = KeyCodec([column.type for column in schema.key_columns])
     window: list[Images] = []
-    size = begin = 0
+    size = rows = begin = 0
     for segment in backwards:
         images = images_of(segment, columns, schema)
-        if window and size + images.nbytes > max_bytes:
+        too_many = max_rows is not None and rows + len(images) > max_rows
+        if window and (too_many or size + images.nbytes > max_bytes):
             yield begin, _to_update(window, columns, schema, codec)
-            window, size = [], 0
+            window, size, rows = [], 0, 0
         window.append(images)
-        size += images.nbytes
+        size, rows = size + images.nbytes, rows + len(images)
         begin = segment.header.base_offset
         if len(window) >= _MOST_PARTS:
             window = [first_images(concat(window[::-1]), codec.encode)]
-            size = window[0].nbytes
+            size, rows = window[0].nbytes, len(window[0])
         if not go_on():
             yield begin, _to_update(window, columns, schema, codec)
-            window, size = [], 0
+            window, size, rows = [], 0, 0
     if window:
         yield begin, _to_update(window, columns, schema, codec)
 
