@@ -4,7 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,11 @@ def backfill(setting: Setting) -> Iterator[Figure]:
             sink = AggregateSink(cluster.address, table.name, columns=_COLUMNS)
             before = _memory_mib(cluster)
             began = time.perf_counter()
-            _run(spark, source, sink, directory / table.name, at_once)
+            with _TaskMemory() as tasks:
+                _run(spark, source, sink, directory / table.name, at_once)
             seconds[name] = time.perf_counter() - began
             grown = {who: peak - before[who] for who, peak in _memory_mib(cluster).items()}
+            grown["largest task"] = tasks.peak_mib
             sink.close()
             if name != "at once":
                 client.drop_table(table.name, force=True)
@@ -64,7 +66,7 @@ def backfill(setting: Setting) -> Iterator[Figure]:
     yield Figure(
         name="backfill_memory_mib",
         what="peak memory during that batch beyond the peak before it, of the process that grew "
-        f"most ({who}): servers, and this driver's Python",
+        f"most ({who}): servers, this driver's Python, and the Python of tasks (all that it has)",
         ours=", ".join(f"{name} {mib:,.0f} MiB" for name, mib in grown.items()),
         baseline="before the batch",
         value=grown[who],
@@ -193,3 +195,27 @@ def _peak_mib(process: str) -> float:
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
     assert found is not None
     return int(found[1]) / 1024
+
+
+class _TaskMemory:
+    """The largest resident size of any of Spark's Python workers, for the duration of a block."""
+
+    def __init__(self) -> None:
+        self.peak_mib = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "_TaskMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.5):
+            for command in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):  # It has ended meanwhile.
+                    if b"pyspark.daemon" in command.read_bytes():
+                        self.peak_mib = max(self.peak_mib, _peak_mib(command.parent.name))

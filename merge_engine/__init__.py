@@ -2,7 +2,7 @@
 
 from foundation.errors import TallybookError
 from merge_engine.aggregates import AggFunction, AggregateFunction
-from merge_engine.bucket import Bucket, PutResult
+from merge_engine.bucket import Bucket, PutResult, UndoResult
 from merge_engine.catalog import BucketId
 from merge_engine.errors import (
     BatchTooLarge,
@@ -41,6 +41,7 @@ from merge_engine.snapshot_manifest import Manifest
 from merge_engine.storage import LocalStorage, ObjectStorage, RemoteStorage, open_storage
 from merge_engine.stored import SchemaHistory
 from merge_engine.table import Table, TablePutResult
+from merge_engine.undo import UndoRange
 from merge_engine.view import CheckpointState, read_checkpoint
 
 __all__ = [
@@ -90,6 +91,8 @@ __all__ = [
     "TablePutResult",
     "TallybookError",
     "Token",
+    "UndoRange",
+    "UndoResult",
     "UnknownColumn",
     "UnknownFormat",
     "UnknownOutcome",

@@ -41,7 +41,7 @@ from merge_engine.segment import AggMode, Segment, SegmentHeader, SegmentKind, T
 from merge_engine.storage import ObjectStorage
 from merge_engine.stored import SchemaHistory, StoredRows, finished
 from merge_engine.tokens import check_writer
-from merge_engine.undo import undo_updates, undone_already
+from merge_engine.undo import UndoRange, to_the_end, undo_updates, undone_already
 from merge_engine.view import LIBRARY, AppliedParts, AppliedToken, View
 
 
@@ -62,6 +62,20 @@ class PutResult:
     def changed(self) -> int:
         """How many keys changed; one that several parts of a put have changed counts for each."""
         return self.end_offset - self.base_offset if self.rows is None else self.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndoResult(PutResult):
+    """What a call of undo did. `rest`: what is left to be undone by further calls; None: nothing.
+
+    `rows` are those of this call, which add up.
+    """
+
+    rest: UndoRange | None = None
+
+    def then(self, later: "UndoResult") -> "UndoResult":
+        """Return what this call and a later one, for the rest, did together."""
+        return replace(later, base_offset=self.base_offset, rows=self.changed + later.changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +134,7 @@ class Bucket:
         self._history = history
         self._read_schemas = read_schemas
         self._lock = FairLock()
+        self._undoing: dict[str, FairLock] = {}
         self._closed = False
         self._process = os.getpid()
         cache = cache or self._options.to_cache()
@@ -261,58 +276,113 @@ class Bucket:
         columns: Sequence[str],
         from_offset: int,
         check: Callable[[], None] = lambda: None,
-    ) -> PutResult:
+        *,
+        until: int | None = None,
+        go_on: Callable[[], bool] = to_the_end,
+    ) -> UndoResult:
         """Bring the debtor's changes of these columns since `from_offset` back, for good.
 
         Other owners' columns, rows and deletes stand. Doing it twice changes nothing more. Where
         the log was cleaned beyond `from_offset`, it begins at the log's start. A long range is
         undone in several steps, and others write in between: `check` is called before each of them,
         and before anything is written.
+
+        When `go_on` says no, it ends early, but gets further with every call: call it again with
+        the result's `rest`. `until`: what was written from there on stands; None: the log's end.
         """
-        with self.exclusive():
-            check()
-            self._catch_up()
-            if not 0 <= from_offset <= self._log.end:
-                raise OffsetOutOfRange(
-                    f"cannot undo from offset {from_offset}: the log ends at {self._log.end}; "
-                    "these offsets belong to another table or bucket"
-                )
-            base, chosen = self._log.end, self._history.current.values(columns)
+        # One at a time: each step goes further back, and those of two must not be mixed.
+        with self._undoing.setdefault(debtor, FairLock()):
+            with self.exclusive():
+                check()
+                self._catch_up()
+                base, chosen = self._log.end, self._history.current.values(columns)
+                stop = base if until is None else until
+                if not 0 <= from_offset <= base or stop > base:
+                    raise OffsetOutOfRange(
+                        f"cannot undo from offset {from_offset}: the log ends at {base}; "
+                        "these offsets belong to another table or bucket"
+                    )
+            rows, start, stop = self._undo(
+                debtor, chosen, from_offset, stop, check=check, go_on=go_on
+            )
+            with self.exclusive():
+                check()
+                self._catch_up()
+                rest = UndoRange(from_offset, stop) if stop > start else None
+                if rest is None:
+                    if not rows:
+                        self._log.confirm()
+                    self._mark_undone(debtor, start, from_offset)
+                end = self._log.end
+                return UndoResult(base_offset=base, end_offset=end, rows=rows, rest=rest)
+
+    def _undo(
+        self,
+        debtor: str,
+        columns: Sequence[Column],
+        from_offset: int,
+        stop: int,
+        *,
+        check: Callable[[], None],
+        go_on: Callable[[], bool],
+    ) -> tuple[int, int, int]:
+        """Undo as long as `go_on` says; return how many keys changed, and the range that is left.
+
+        That begins where the log does, if it was cleaned, and is empty when all is undone.
+        """
         rows = 0
         while True:
             start = max(from_offset, self._log.start)
             try:
-                for back_to, update in self._to_undo(debtor, chosen, start, base):
-                    rows += self._undo_step(debtor, update, back_to, check)
-                break
+                steps = self._undo_steps(debtor, columns, start, stop, check=check, go_on=go_on)
+                for changed, left in steps:
+                    rows, stop = rows + changed, left
+                return rows, start, stop
             except OffsetOutOfRange:
                 # A former leader that does not know of us yet may be cleaning. What it cleans
                 # is stable, and what was undone here already stays so.
                 if self._log.start <= start:
                     raise
             except UnknownColumn:  # Dropped between two steps, and its values with it.
-                chosen = tuple(c for c in chosen if c.id in self._history.position)
-        with self.exclusive():
-            check()
-            self._catch_up()
-            if not rows:
-                self._log.confirm()
-            self._mark_undone(debtor, start, from_offset)
-            return PutResult(base_offset=base, end_offset=self._log.end, rows=rows)
+                columns = tuple(c for c in columns if c.id in self._history.position)
 
-    def _to_undo(
-        self, debtor: str, columns: Sequence[Column], start: int, stop: int
-    ) -> Iterator[tuple[int, Update]]:
-        """Yield what takes the debtor's changes at the offsets [start, stop) back, step by step."""
-        headers = [one for one in self._log.headers(start, stop) if one.owner == debtor]
+    def _undo_steps(
+        self,
+        debtor: str,
+        columns: Sequence[Column],
+        start: int,
+        stop: int,
+        *,
+        check: Callable[[], None],
+        go_on: Callable[[], bool],
+    ) -> Iterator[tuple[int, int]]:
+        """Take the debtor's changes at the offsets [start, stop) back, as long as `go_on` says.
+
+        Yields after each step how many keys it changed, and where what is left ends: at `start`
+        when nothing is.
+        """
+        if not self._log.learn_headers(start, go_on):
+            yield 0, stop
+            return
+        headers = [one for one in self._log.headers(start) if one.owner == debtor]
         done = undone_already(headers, columns, start)
-        bases = [one.base_offset for one in headers if one.base_offset not in done]
-        return undo_updates(
+        left = [one.base_offset for one in headers if one.base_offset not in done]
+        bases = [base for base in left if base < stop]
+        if not bases:
+            yield 0, start
+        updates = undo_updates(
             self._log.backwards(bases),
             columns,
             self._history.current,
             max_bytes=self._options.undo_max_bytes,
+            max_rows=self._options.undo_max_rows,
+            go_on=go_on,
         )
+        for back_to, update in updates:
+            changed = self._undo_step(debtor, update, back_to, check)
+            yield changed, back_to if back_to > bases[0] else start
+            if not go_on():
+                return
 
     def _undo_step(
         self, debtor: str, update: Update, back_to: int, check: Callable[[], None]

@@ -50,8 +50,8 @@ class Log:
     """The segments of one bucket, as last seen by this process.
 
     Not safe for concurrent use: the bucket serialises its calls, except those that only read
-    (`segments`, `headers`, `confirm_at`). `end` is right for the leader; for others it is where the
-    log ended when `refresh` looked.
+    (`segments`, `headers`, `learn_headers`, `confirm_at`). `end` is right for the leader; for
+    others it is where the log ended when `refresh` looked.
     """
 
     def __init__(
@@ -207,6 +207,20 @@ class Log:
             if header.end_offset > start:
                 yield header
             expected = header.end_offset
+
+    def learn_headers(self, start: int, go_on: Callable[[], bool]) -> bool:
+        """Have the headers from `start` on in memory; False if `go_on` said no before all are.
+
+        One at least is read, so that whoever calls again and again gets there.
+        """
+        first = self._base_at(start)
+        unknown = [base for base in self._bases if base >= first and base not in self._headers]
+        for number, base in enumerate(unknown):
+            if number and not go_on():
+                return False
+            with suppress(OffsetOutOfRange):  # Cleaned just now.
+                self._read(base)
+        return True
 
     def _base_at(self, offset: int) -> int:
         """Return the base of the segment that holds an offset; the start if it was cleaned."""

@@ -20,12 +20,13 @@ class BucketOptions:
 
     `behind_max_*`: the view keeps the newest rows in memory and writes them to RocksDB together
     when they reach this size, or when so many offsets of the log would have to be replayed.
-    `undo_max_bytes`: about how much an undo holds in memory at once; others write in between.
+    `undo_max_*`: about how much an undo takes back in one step; others write in between.
     """
 
     put_max_rows: int = 1_000_000
     put_max_bytes: int = 64 * MEBIBYTE
     undo_max_bytes: int = 8 * MEBIBYTE
+    undo_max_rows: int = 50_000
     behind_max_bytes: int = 4 * MEBIBYTE
     behind_max_offsets: int = 250_000
     write_buffer_bytes: int = 64 * MEBIBYTE

@@ -11,6 +11,7 @@ with, and doing it twice changes nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,18 @@ from merge_engine.stored import state_type
 
 # Images of more segments are put together: an array costs memory of its own, however few its rows.
 _MOST_PARTS = 256
+
+
+class UndoRange(NamedTuple):
+    """The offsets of a bucket whose changes are to be undone; `until` None: to the log's end."""
+
+    from_offset: int
+    until: int | None = None
+
+
+def to_the_end() -> bool:
+    """Go on, whatever the time."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -72,26 +85,33 @@ def undo_updates(
     schema: Schema,
     *,
     max_bytes: int,
+    max_rows: int | None = None,
+    go_on: Callable[[], bool] = to_the_end,
 ) -> Iterator[tuple[int, Update]]:
     """Yield updates that, applied one after the other, bring the columns back, and to which offset.
 
     `backwards`: the segments whose changes are to be taken back, the last one first. One at a time
-    is read, and each update is to be applied before the next is asked for.
+    is read, and each update is to be applied before the next is asked for. When `go_on` says no,
+    what was read is an update, however little it is.
     """
     codec = KeyCodec([column.type for column in schema.key_columns])
     window: list[Images] = []
-    size = begin = 0
+    size = rows = begin = 0
     for segment in backwards:
         images = images_of(segment, columns, schema)
-        if window and size + images.nbytes > max_bytes:
+        too_many = max_rows is not None and rows + len(images) > max_rows
+        if window and (too_many or size + images.nbytes > max_bytes):
             yield begin, _to_update(window, columns, schema, codec)
-            window, size = [], 0
+            window, size, rows = [], 0, 0
         window.append(images)
-        size += images.nbytes
+        size, rows = size + images.nbytes, rows + len(images)
         begin = segment.header.base_offset
         if len(window) >= _MOST_PARTS:
             window = [first_images(concat(window[::-1]), codec.encode)]
-            size = window[0].nbytes
+            size, rows = window[0].nbytes, len(window[0])
+        if not go_on():
+            yield begin, _to_update(window, columns, schema, codec)
+            window, size, rows = [], 0, 0
     if window:
         yield begin, _to_update(window, columns, schema, codec)
 

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from locks import BucketKey, Coordinator
 from locks import Table as KnownTable
-from merge_engine import PutResult, Schema, Token
+from merge_engine import PutResult, Schema, Token, UndoRange, UndoResult
 from recovery.guard import Writer
 from recovery.redo import Promise, PromiseWriter
 from recovery.rows import Rows
@@ -89,9 +89,12 @@ class TableAccess(Protocol):
         terms: Terms,
         debtor: str,
         columns: Iterable[int],
-        offsets: Mapping[BucketKey, int],
-    ) -> Answers[PutResult]:
-        """Bring the debtor's changes back, in each bucket since its offset."""
+        ranges: Mapping[BucketKey, UndoRange],
+    ) -> Answers[UndoResult]:
+        """Go on for about a second to bring the debtor's changes back, in each bucket its range.
+
+        Call it again for the rests of the results, until there are none.
+        """
 
     def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
         """End the recovery of this epoch; the answers are the log ends."""

@@ -7,6 +7,7 @@
 Whoever leads is asked anew for every call, server by server, as over a network.
 """
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -19,7 +20,15 @@ import pyarrow as pa
 
 from locks import BucketKey, CoordinationStore, Coordinator, SessionLost
 from locks import Table as KnownTable
-from merge_engine import BucketOptions, Closed, PutResult, Schema, SchemaHistory
+from merge_engine import (
+    BucketOptions,
+    Closed,
+    PutResult,
+    Schema,
+    SchemaHistory,
+    UndoRange,
+    UndoResult,
+)
 from merge_engine.batch import read_batch, read_keys
 from merge_engine.fold import Update, fold
 from merge_engine.overlay import Overlay
@@ -68,12 +77,15 @@ class EmbeddedAccess:
         deadline_s: float = 30.0,
         table_id: int | None = None,
         sizes: PartSizes | None = None,
+        undo_s: float = 1.0,
     ) -> None:
         """`table_id`: of the table that it was before, whatever has its name by now.
 
-        `sizes`: of the parts that large batches are cut into.
+        `sizes`: of the parts that large batches are cut into. `undo_s`: about how long a call of
+        `undo` goes on.
         """
         self._sizes = sizes or PartSizes()
+        self._undo_s = undo_s
         self._connect = connect
         self._name = name
         self._leaders = leaders
@@ -140,12 +152,17 @@ class EmbeddedAccess:
         terms: Terms,
         debtor: str,
         columns: Iterable[int],
-        offsets: Mapping[BucketKey, int],
-    ) -> Answers[PutResult]:
-        wanted = sorted(columns)
+        ranges: Mapping[BucketKey, UndoRange],
+    ) -> Answers[UndoResult]:
+        ids = sorted(columns)
+        deadline = time.monotonic() + self._undo_s
+
+        def go_on() -> bool:
+            return time.monotonic() < deadline
+
         return self._ask_each(
-            list(offsets),
-            lambda key, led: led.undo(writer, terms[key], debtor, wanted, offsets[key]),
+            list(ranges),
+            lambda key, led: led.undo(writer, terms[key], debtor, ids, ranges[key], go_on=go_on),
         )
 
     def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
@@ -261,6 +278,7 @@ class EmbeddedAccess:
             deadline_s=self._deadline_s,
             table_id=self._table.table_id,
             sizes=self._sizes,
+            undo_s=self._undo_s,
         )
 
     def close(self) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from locks import BucketKey, LockRecord
-from merge_engine import InvalidValue, OffsetOutOfRange, PutResult, Token
+from merge_engine import InvalidValue, OffsetOutOfRange, PutResult, Token, UndoRange, UndoResult
 from merge_engine.bucket import Bucket
 from merge_engine.failpoints import hit
 from merge_engine.fold import Update
 from merge_engine.overlay import Overlay
 from merge_engine.together import Mapper, put_together
+from merge_engine.undo import to_the_end
 from recovery.errors import NotFenced, NotLeader, OldEpoch, SealedBatch, TornPut, WrongColumns
 from recovery.guard import Guard, Writer
 
@@ -92,39 +93,59 @@ class LedBucket:
             return self.term
 
     def undo(
-        self, writer: Writer, term: int, debtor: str, columns: Iterable[int], from_offset: int
-    ) -> PutResult:
-        """Pay an undo debt: bring the debtor's changes of the columns since the offset back."""
-        wanted = frozenset(columns)
+        self,
+        writer: Writer,
+        term: int,
+        debtor: str,
+        columns: Iterable[int],
+        wanted: UndoRange,
+        *,
+        go_on: Callable[[], bool] = to_the_end,
+    ) -> UndoResult:
+        """Pay an undo debt: bring the debtor's changes of the columns at these offsets back.
+
+        When `go_on` says no, only some of them, one step at least: see `Bucket.undo`.
+        """
+        ids = frozenset(columns)
 
         def check() -> None:
-            self._check(writer, term, wanted)
+            self._check(writer, term, ids)
             self._guard.check_payment(writer)
 
-        return self._undo(debtor, wanted, from_offset, check)
+        return self._undo(debtor, ids, wanted, check, go_on)
 
-    def undo_unlocked(self, debtor: str, columns: Iterable[int], from_offset: int) -> PutResult:
+    def undo_unlocked(
+        self,
+        debtor: str,
+        columns: Iterable[int],
+        wanted: UndoRange,
+        *,
+        go_on: Callable[[], bool] = to_the_end,
+    ) -> UndoResult:
         """The same for a table without column locks, where nobody is refused."""
         if self.locked:
             raise _unlocked()
-        return self._undo(debtor, frozenset(columns), from_offset, lambda: None)
+        return self._undo(debtor, frozenset(columns), wanted, lambda: None, go_on)
 
     def _undo(
         self,
         debtor: str,
         columns: frozenset[int],
-        from_offset: int,
+        wanted: UndoRange,
         check: Callable[[], None],
-    ) -> PutResult:
+        go_on: Callable[[], bool],
+    ) -> UndoResult:
         with self.bucket.exclusive():
             check()
             schema = self.bucket.history.current
             names = [column.name for column in schema.value_columns if column.id in columns]
             if not names:  # All of them were dropped since, and their values with them.
                 end = self.bucket.settled_end()
-                return PutResult(base_offset=end, end_offset=end)
+                return UndoResult(base_offset=end, end_offset=end, rows=0)
         try:
-            return self.bucket.undo(debtor, names, from_offset, check)
+            return self.bucket.undo(
+                debtor, names, wanted.from_offset, check, until=wanted.until, go_on=go_on
+            )
         except OffsetOutOfRange:
             self.bucket.confirm()  # One that was deposed has less of the log than there is.
             raise

@@ -43,6 +43,7 @@ from merge_engine import (
     Schema,
     TallybookError,
     Token,
+    UndoRange,
 )
 from merge_engine import UnknownOutcome as UnknownWrite
 from merge_engine.failpoints import hit
@@ -69,6 +70,7 @@ TryPut = Callable[[Grant, PromiseWriter], Tried]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _RENEWALS_PER_TTL = 3
+_SAY_EVERY_S = 5.0
 
 
 class WriterState(Enum):
@@ -129,6 +131,7 @@ class TableWriter:
         self._promised: Mapping[str, Sequence[str]] = {}
         self._state = WriterState.NEW
         self._renewal: Renewal | None = None
+        self._undoing_s = 0.0
         self.progress = Progress()
 
     # --- Life -----------------------------------------------------------------------------------
@@ -415,11 +418,7 @@ class TableWriter:
     def _pay(self, debt: Debt, writer: Writer) -> Mapping[str, Sequence[str]]:
         """Undo, or keep what was promised; return where that is, and its other objects."""
         if debt.kind is DebtKind.UNDO:
-            offsets = {key: debt.offsets.get(key, 0) for key in self._terms}
-            undone = self._access.undo(writer, self._terms, debt.owner, debt.columns, offsets)
-            keys = sum(result.changed for result in undone.results.values())
-            self.progress.undone_keys += keys
-            logger.info("undid %d keys of %s", keys, debt.owner)
+            self._undo(debt, writer)
             return {}
         assert debt.prepared is not None
         try:
@@ -428,6 +427,28 @@ class TableWriter:
             # Whoever has taken this debt over drops the batch when it is paid.
             self._held().check()
             raise
+
+    def _undo(self, debt: Debt, writer: Writer) -> None:
+        """Undo a debt, call by call, and say every few seconds how far it is."""
+        rest = {key: UndoRange(debt.offsets.get(key, 0)) for key in self._terms}
+        keys, said = 0, time.monotonic()
+        while rest:
+            began = time.monotonic()
+            undone = self._access.undo(writer, self._terms, debt.owner, debt.columns, rest)
+            changed = sum(result.changed for result in undone.results.values())
+            rest = {key: one.rest for key, one in undone.results.items() if one.rest is not None}
+            keys += changed
+            self.progress.undone_keys += changed
+            now = time.monotonic()
+            self._undoing_s += now - began
+            if rest and now - said >= _SAY_EVERY_S:
+                said = now
+                logger.info(
+                    "undoing %s: %d keys so far, %d of %d buckets are not done",
+                    *(debt.owner, keys, len(rest), len(self._terms)),
+                )
+            hit("writer.undone")
+        logger.info("undid %d keys of %s", keys, debt.owner)
 
     def _keep(self, owner: str, prepared: Prepared, writer: Writer) -> Mapping[str, Sequence[str]]:
         """Put a promised batch, or what is left of it; return where it is."""
@@ -479,22 +500,22 @@ class TableWriter:
         """Attempt until it succeeds, starting over in between, or until the deadline.
 
         That begins with the first failure: how long a batch takes that nothing happens to is
-        nobody's concern here.
+        nobody's concern here. Nor is how long an undo takes that makes progress.
         """
         deadline, pause_s = float("inf"), _FIRST_PAUSE_S
         lost = False
         while True:
             try:
                 if lost:
-                    with within(deadline - time.monotonic()):
+                    with within(deadline - self._now()):
                         self._access, lost = self._access.reconnect(), False
                 return attempt()
             except (Fenced, OldEpoch):
                 self._state = WriterState.FENCED
                 raise
             except CURABLE as exc:
-                deadline = min(deadline, time.monotonic() + self._deadline_s)
-                if time.monotonic() + pause_s > deadline:
+                deadline = min(deadline, self._now() + self._deadline_s)
+                if self._now() + pause_s > deadline:
                     raise
                 logger.info("%s tries again: %s", self._owner, exc)
                 lost = lost or isinstance(exc, SessionLost)
@@ -525,6 +546,10 @@ class TableWriter:
             )
 
     # --- Small things ---------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        """Return the seconds of a clock that stands still while an undo makes progress."""
+        return time.monotonic() - self._undoing_s
 
     def renew(self) -> None:
         """Start the lock's TTL anew."""

@@ -11,6 +11,7 @@ from merge_engine import BucketOptions, InvalidInput
 from server.limits import Limits, ScannerLimits, SpoolLimits
 from server.open_zookeeper import no_credentials
 from server.security import check_token
+from server.undos import UNDO_S
 
 TOKEN_VARIABLE = "TALLYBOOK_TOKEN"
 
@@ -46,7 +47,8 @@ class ServerConfig:
 
     `host` is also what clients are told. On any other than the loopback address a token is
     required of every call, and for the metrics. `port` 0: any that is free. A token needs
-    `credentials`, which close ZooKeeper to others, unless `allow_open_zookeeper`.
+    `credentials`, which close ZooKeeper to others, unless `allow_open_zookeeper`. `undo_s`: about
+    how long a call goes on that undoes; clients ask again.
     """
 
     zookeeper: str
@@ -66,6 +68,7 @@ class ServerConfig:
     spool: SpoolLimits = field(default_factory=SpoolLimits)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     options: BucketOptions = field(default_factory=BucketOptions)
+    undo_s: float = UNDO_S
     storage_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

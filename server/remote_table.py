@@ -14,6 +14,8 @@ from merge_engine import (
     PutResult,
     Schema,
     Token,
+    UndoRange,
+    UndoResult,
 )
 from merge_engine.batch import read_keys
 from merge_engine.local import OPERATION
@@ -202,12 +204,40 @@ class RemoteTable(TableReads):
     def undo(
         self, debtor: str, columns: Sequence[str], offsets: Mapping[BucketKey, int]
     ) -> dict[BucketKey, PutResult]:
-        """Bring an owner's changes of these columns back; for tables without column locks."""
+        """Bring an owner's changes of these columns back; for tables without column locks.
+
+        Those that were written before it. What the owner writes meanwhile stands, unless it is to
+        keys that are brought back; let it pause all the same, for committed changelogs may leave
+        such writes out.
+        """
         ids = [column.id for column in self.schema.values(columns)]
         fields = {"debtor": debtor, "columns": ids}
-        rows = {key: [-1, offset] for key, offset in offsets.items()}
-        answers, _ = self.call("undo", fields, rows, answer="results")
-        return {key: to_result(answer) for key, answer in answers.items()}
+        ranges = {key: UndoRange(offset) for key, offset in offsets.items()}
+        results: dict[BucketKey, UndoResult] = {}
+        while ranges:
+            answers, _ = self.undo_some(fields, ranges)
+            for key, answer in answers.items():
+                results[key] = results[key].then(answer) if key in results else answer
+            ranges = {key: one.rest for key, one in answers.items() if one.rest is not None}
+        return dict(results)
+
+    def undo_some(
+        self,
+        fields: Mapping[str, Any],
+        ranges: Mapping[BucketKey, UndoRange],
+        terms: Mapping[BucketKey, int] | None = None,
+    ) -> tuple[dict[BucketKey, UndoResult], frozenset[str]]:
+        """Ask the servers once to go on with an undo; with whose sessions answered.
+
+        `terms`: of a column lock's holder; then a leader that moved is not waited for.
+        """
+        rows = {
+            key: [_term(terms, key), wanted.from_offset, _or_none(wanted.until)]
+            for key, wanted in ranges.items()
+        }
+        answers, sessions = self.call("undo", fields, rows, answer="results", patient=terms is None)
+        results = {key: _to_undo_result(row, ranges[key]) for key, row in answers.items()}
+        return results, sessions
 
     # --- Schema and partitions ------------------------------------------------------------------
 
@@ -299,6 +329,17 @@ def to_result(row: Sequence[int]) -> PutResult:
     """Return a bucket's answer to a put or undo."""
     base, end, repeated = row
     return PutResult(base_offset=base, end_offset=end, repeated=bool(repeated))
+
+
+def _to_undo_result(row: Sequence[int], wanted: UndoRange) -> UndoResult:
+    base, end, rows, until = row
+    rest = None if until < 0 else UndoRange(wanted.from_offset, until)
+    return UndoResult(base_offset=base, end_offset=end, rows=rows, rest=rest)
+
+
+def _or_none(offset: int | None) -> int:
+    """Return an offset as the calls carry it: -1 where there is none."""
+    return -1 if offset is None else offset
 
 
 def _mode(mode: AggMode) -> AggMode:

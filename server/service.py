@@ -45,6 +45,7 @@ from server.requests import Requests, schema_of
 from server.scanners import Scanners
 from server.scanning import Scanning
 from server.staging import Staging
+from server.undos import UNDO_S, Undos
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +70,10 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         complaints: Complaints | None = None,
         lookup_max_keys: int,
         actions: Mapping[str, Action],
+        undo_s: float = UNDO_S,
         **security: Any,
     ) -> None:
-        """`actions`: those that are somebody else's, by name."""
+        """`actions`: those that are somebody else's, by name. `undo_s`: see `Undos`."""
         super().__init__(location, **security)
         self._requests = requests
         self._hosting = requests.hosting
@@ -82,12 +84,11 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         workers = os.cpu_count() or 1
         # A put holds its buckets while it runs on its own threads: see OpenBuckets.
         self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
-        # Not the puts' threads: an undo waits for its bucket, and a put that holds it needs those.
-        self._undo_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-undo")
         self._reading = Reading(self._requests, admission, metrics, lookup_max_keys=lookup_max_keys)
         scanning = Scanning(self._requests, scanners, metrics, staging.scratch)
         self._streams = {"changelog": self._reading.changelog, "scan": scanning.stream}
         self._large = LargePuts(requests, staging, admission, metrics, mapper=self._map)
+        self._undos = Undos(requests, undo_s=undo_s)
         self._staging = staging
         self._actions: dict[str, Action] = {
             "advance": self._large.advance,
@@ -95,7 +96,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             "put_progress": self._large.progress,
             "lookup": self._reading.lookup,
             "fence": self._fence,
-            "undo": self._undo,
+            "undo": self._undos.undo,
             "end_recovery": self._end_recovery,
             "seal": self._seal,
             "ends": self._reading.ends,
@@ -193,7 +194,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         """Stop answering; calls under way end first."""
         super().shutdown()
         self._put_pool.shutdown()
-        self._undo_pool.shutdown()
+        self._undos.shutdown()
         self._reading.close()
 
     # --- Writing --------------------------------------------------------------------------------
@@ -292,22 +293,6 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             "put_max_rows": options.put_max_rows,
             "put_max_bytes": options.put_max_bytes,
         }
-
-    def _undo(self, body: pa.Buffer) -> dict[str, Any]:
-        fields, led, numbers = self._requests.led(body, 4)
-        session = self._session.name
-        columns, debtor = fields.integers("columns"), fields.get("debtor", str)
-        writer = _writer(fields)
-
-        def undo(at: int) -> PutResult:
-            term, from_offset = numbers[at]
-            self._session.check_connected()
-            if writer is None:
-                return led[at].undo_unlocked(debtor, columns, from_offset)
-            return led[at].undo(writer, term, debtor, columns, from_offset)
-
-        results = map_all(self._undo_pool, undo, range(len(led)))
-        return {"session": session, "results": list(map(_result, results))}
 
     def _end_recovery(self, body: pa.Buffer) -> dict[str, Any]:
         fields, led, numbers = self._requests.led(body, 3)

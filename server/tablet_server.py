@@ -302,6 +302,7 @@ class TabletServer:
                     "snapshot": self._maintenance.answer,
                     "status": lambda _: self.status(),
                 },
+                undo_s=config.undo_s,
                 **security,
             )
         except pa.ArrowException as exc:  # It does not say why.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from locks import BucketKey, Coordinator, Table
-from merge_engine import PutResult, Schema
+from merge_engine import PutResult, Schema, UndoRange, UndoResult
 from recovery.access import Answers, Grant, Terms, Tried
 from recovery.guard import Writer
 from recovery.parts import Part, PartCutter, PartSizes
@@ -18,7 +18,7 @@ from recovery.redo import Promise, PromiseWriter, folded_rows
 from recovery.rows import Rows
 from server import wire
 from server.outgoing import as_one_table
-from server.remote_table import RemoteTable, to_result
+from server.remote_table import RemoteTable
 from server.uploads import LargePut
 
 _DEFAULT_SIZES = PartSizes()
@@ -99,12 +99,10 @@ class RemoteAccess:
         terms: Terms,
         debtor: str,
         columns: Iterable[int],
-        offsets: Mapping[BucketKey, int],
-    ) -> Answers[PutResult]:
+        ranges: Mapping[BucketKey, UndoRange],
+    ) -> Answers[UndoResult]:
         fields = {**_of(writer), "debtor": debtor, "columns": sorted(columns)}
-        rows = {key: [terms[key], offset] for key, offset in offsets.items()}
-        results, sessions = self._table.call("undo", fields, rows, answer="results", patient=False)
-        return Answers({key: to_result(row) for key, row in results.items()}, sessions)
+        return Answers(*self._table.undo_some(fields, ranges, terms))
 
     def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
         return self._ends("end_recovery", _of(writer), terms)

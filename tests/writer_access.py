@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from locks import BucketKey, Coordinator, MemoryStore, SessionLost, UnknownOutcome
 from locks.store import Conflict, Operation
-from merge_engine import PutResult, Token
+from merge_engine import PutResult, Token, UndoRange, UndoResult
 from recovery.access import Answers, Grant, Terms, Tried
 from recovery.embedded import EmbeddedAccess, Leading
 from recovery.guard import Writer
@@ -87,7 +87,8 @@ class WorldAccess(EmbeddedAccess):
         self._fenced_by_zombies = False
         self._putting: tuple[Grant, Content] | None = None
         sizes = PartSizes(rows=1 if world.small_parts else 1_000)
-        super().__init__(world.connect, "t", self, deadline_s=0.0, sizes=sizes)
+        undo_s = 0.0 if world.small_undos else 60.0
+        super().__init__(world.connect, "t", self, deadline_s=0.0, sizes=sizes, undo_s=undo_s)
 
     def leading(self, keys: Sequence[BucketKey]) -> Iterator[Leading]:
         """Yield server by server; before each of them, something may happen."""
@@ -151,11 +152,11 @@ class WorldAccess(EmbeddedAccess):
         terms: Terms,
         debtor: str,
         columns: Any,
-        offsets: Mapping[BucketKey, int],
-    ) -> Answers[PutResult]:
+        ranges: Mapping[BucketKey, UndoRange],
+    ) -> Answers[UndoResult]:
         old = dict(terms)
-        self._keep("undo", lambda: self.undo(writer, old, debtor, columns, offsets))
-        return super().undo(writer, terms, debtor, columns, offsets)
+        self._keep("undo", lambda: self.undo(writer, old, debtor, columns, ranges))
+        return super().undo(writer, terms, debtor, columns, ranges)
 
     def end_recovery(self, writer: Writer, terms: Terms) -> Answers[int]:
         old = dict(terms)

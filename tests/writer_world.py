@@ -52,7 +52,7 @@ TTL_MS = 10_000
 FAILPOINTS = [
     f"writer.{name}"
     for name in (
-        *("acquired", "fenced", "paid", "recovered", "ready", "redo_written", "prepared"),
+        *("acquired", "fenced", "undone", "paid", "recovered", "ready", "redo_written", "prepared"),
         *("before_put", "put", "sealed", "committed"),
     )
 ]
@@ -70,10 +70,16 @@ class Crash(BaseException):
 class World:
     """A table, its servers, and everything that may happen to them. Close it at the end."""
 
-    def __init__(self, *, partitioned: bool = False, small_parts: bool = False) -> None:
-        """`small_parts`: every row of a batch is a part of its own."""
+    def __init__(
+        self, *, partitioned: bool = False, small_parts: bool = False, small_undos: bool = False
+    ) -> None:
+        """`small_parts`: every row of a batch is a part of its own.
+
+        `small_undos`: a call of undo takes one step per bucket, of one segment.
+        """
         self.partitioned = partitioned
         self.small_parts = small_parts
+        self.small_undos = small_undos
         self.directory = Path(tempfile.mkdtemp(prefix="tallybook-writer-", dir=_in_memory()))
         self.shared = MemoryCoordination()
         self.model = Model()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from locks import BucketKey, ColumnLock, CoordinationError
-from merge_engine import Retryable, Token, UnknownOutcome
+from merge_engine import Retryable, Token, UndoRange, UnknownOutcome
 from recovery.errors import NotFenced, NotLeader
 from recovery.guard import Writer
 from server.client import Cluster
@@ -58,8 +58,10 @@ class FencedWriter:
         )
         for debt in self.lock.debts:
             fields = {**self.fields, "debtor": debt.owner, "columns": list(debt.columns)}
-            rows = {key: [self.terms[key], debt.offsets.get(key, 0)] for key in keys}
-            self.table.call("undo", fields, rows, answer="results", patient=False)
+            rest = {key: UndoRange(debt.offsets.get(key, 0)) for key in keys}
+            while rest:
+                undone, _ = self.table.undo_some(fields, rest, self.terms)
+                rest = {key: one.rest for key, one in undone.items() if one.rest is not None}
         ends, sessions = self.table.call(
             "end_recovery", self.fields, self._terms(), answer="ends", patient=False
         )

@@ -394,7 +394,14 @@ BAD_CALLS: dict[str, tuple[Call, type[Exception], str]] = {
     ),
     "an undo from nowhere": (
         lambda to: to.action(
-            "undo", wire.encode(to.fields(buckets=[[0, 0, -1, 999]], columns=[SUM], debtor="x"))
+            "undo", wire.encode(to.fields(buckets=[[0, 0, -1, 999, -1]], columns=[SUM], debtor="x"))
+        ),
+        InvalidInput,
+        "the log ends at",
+    ),
+    "an undo to nowhere": (
+        lambda to: to.action(
+            "undo", wire.encode(to.fields(buckets=[[0, 0, -1, 0, 999]], columns=[SUM], debtor="x"))
         ),
         InvalidInput,
         "the log ends at",
@@ -485,7 +492,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 ACTIONS = ("lookup", "fence", "undo", "end_recovery", "seal", "ends")
-WIDTHS = {"fence": 2, "undo": 4, "end_recovery": 3, "seal": 3, "ends": 2}
+WIDTHS = {"fence": 2, "undo": 5, "end_recovery": 3, "seal": 3, "ends": 2}
 
 
 def _refused(call: Callable[[], object]) -> None:
@@ -521,7 +528,7 @@ def test_fields_of_any_shape_are_refused_or_taken_but_never_a_failure(
 ) -> None:
     action = data.draw(st.sampled_from(sorted(WIDTHS)))
     good: dict[str, Any] = {
-        "buckets": [[0, 0, -1, 0][: WIDTHS[action]]],
+        "buckets": [[0, 0, -1, 0, -1][: WIDTHS[action]]],
         "writer": "w",
         "epoch": 1,
         "columns": [SUM],

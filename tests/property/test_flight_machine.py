@@ -1,4 +1,7 @@
-"""The table machine once more, with everything that it writes and reads going over Flight."""
+"""The table machine once more, with everything that it writes and reads going over Flight.
+
+An undo is many calls there, each of one segment.
+"""
 
 import os
 from typing import cast
@@ -17,7 +20,7 @@ class FlightMachine(TableMachine):
 
     def open(self) -> None:
         super().open()
-        self.table = cast(Table, ThroughFlight(self.table))
+        self.table = cast(Table, ThroughFlight(self.table, undo_s=0.0))
 
 
 TestFlightMachine = FlightMachine.TestCase

@@ -21,11 +21,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from locks.acquisition import plan_acquisition, rivals_of
 from locks.offsets import BucketKey, Offsets
-from locks.records import DebtKind, LockRecord, Prepared, check_record
+from locks.records import Debt, DebtKind, LockRecord, Prepared, check_record
 from locks.records import Token as LockToken
 from merge_engine.bucket import Bucket, PutResult
 from merge_engine.options import BucketOptions
 from merge_engine.segment import Segment, SegmentKind, Token
+from merge_engine.undo import UndoRange
 from recovery.isolation import committed_changes, last_stable_offset
 from recovery.isolation_lookup import Asked, committed_lookup
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
@@ -113,8 +114,11 @@ class IsolationMachine(RuleBasedStateMachine):
         self.epoch = 0
         self.batches = 0
 
-    @initialize(undo_max_bytes=st.sampled_from([30, 1 << 20]))
-    def open(self, undo_max_bytes: int) -> None:
+    @initialize(
+        undo_max_bytes=st.sampled_from([30, 1 << 20]), undo_looks=st.sampled_from([0, 1, 2, 1000])
+    )
+    def open(self, undo_max_bytes: int, undo_looks: int) -> None:
+        self.undo_looks = undo_looks
         self.options = BucketOptions(undo_max_bytes=undo_max_bytes)
         self.bucket = self.open_bucket()
         for owner in ("x", "y"):
@@ -184,13 +188,31 @@ class IsolationMachine(RuleBasedStateMachine):
         self.expired -= {owner, *made.taken_over}
 
     def pay(self, record: LockRecord, count: int) -> None:
+        """Pay some debts, and of the next one, if it is an undo, as much as one call does."""
         for debt in record.debts[:count]:
             if debt.kind is DebtKind.UNDO:
-                names = [NAMES[column] for column in debt.columns]
-                self.bucket.undo(debt.owner, names, debt.offsets.get(HERE, 0))
+                rest = self.undo(debt, UndoRange(debt.offsets.get(HERE, 0)))
+                while rest is not None:
+                    rest = self.undo(debt, rest)
             else:
                 assert debt.prepared is not None
                 self.apply(debt.prepared)
+
+        for debt in record.debts[count : count + 1]:
+            if debt.kind is DebtKind.UNDO:
+                self.undo(debt, UndoRange(debt.offsets.get(HERE, 0)))
+
+    def undo(self, debt: Debt, wanted: UndoRange) -> UndoRange | None:
+        """Take as many looks at the clock as a call may, and return what is left."""
+        names = [NAMES[column] for column in debt.columns]
+        looks = iter(range(self.undo_looks))
+        return self.bucket.undo(
+            debt.owner,
+            names,
+            wanted.from_offset,
+            until=wanted.until,
+            go_on=lambda: next(looks, None) is not None,
+        ).rest
 
     def ready(self, owner: str) -> None:
         self.pay(self.records[owner], len(self.records[owner].debts))

@@ -172,7 +172,7 @@ HISTORIES: list[tuple[Break, History]] = [
 def run(history: History) -> None:
     machine = SnapshotMachine()
     try:
-        machine.open(undo_max_bytes=1 << 20)
+        machine.open(undo_max_bytes=1 << 20, undo_looks=1_000)
         history(machine)
         machine.all_that_is_needed_is_there()
         for snapshot in machine.needed():

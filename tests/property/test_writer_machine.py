@@ -57,9 +57,15 @@ class WriterMachine(RuleBasedStateMachine):
         super().__init__()
         self.writers: list[TableWriter] = []
 
-    @initialize(partitioned=st.sampled_from([False, False, True]), small_parts=st.booleans())
-    def open(self, partitioned: bool, small_parts: bool) -> None:
-        self.world = World(partitioned=partitioned, small_parts=small_parts)
+    @initialize(
+        partitioned=st.sampled_from([False, False, True]),
+        small_parts=st.booleans(),
+        small_undos=st.booleans(),
+    )
+    def open(self, partitioned: bool, small_parts: bool, small_undos: bool) -> None:
+        self.world = World(
+            partitioned=partitioned, small_parts=small_parts, small_undos=small_undos
+        )
 
     # --- What writers do ------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class ImpatientCalls(Calls):
 class ThroughFlight:
     """A `Table` as far as the table machine is concerned."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, *, undo_s: float = 1.0) -> None:
         self._table = table
         self._numbers = {UNPARTITIONED: 0}
         self._scanners = Scanners(ScannerLimits())
@@ -61,6 +61,7 @@ class ThroughFlight:
             staging=self._staging,
             lookup_max_keys=1_000,
             actions={},
+            undo_s=undo_s,
         )
         self.calls = ImpatientCalls(
             lambda: self.coordinator, Connections(Access()), deadline_s=60.0, attempt_s=60.0

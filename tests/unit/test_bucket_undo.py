@@ -163,6 +163,17 @@ def test_an_undo_of_several_passes_gives_the_same_table_as_one_of_one_pass(
     assert tiny.undo("me", ["a"], start).changed == 0
 
 
+def test_a_step_of_an_undo_has_so_many_rows_at_most(bucket_factory: BucketFactory) -> None:
+    bucket = bucket_factory(options=BucketOptions(undo_max_rows=25))
+    start = bucket.end_offset
+    for key in range(5):
+        put(bucket, owner="me", k=list(range(key, key + 10)), a=[1] * 10)
+    bucket.undo("me", ["a"], start)
+    assert rows_of(bucket) == {}
+    undos = [one for one in bucket.headers(start) if one.kind is SegmentKind.UNDO]
+    assert [one.rows for one in undos] == [11, 11, 10], "two batches each, and one"
+
+
 def test_an_undo_of_more_than_the_limit_in_one_key_comes_to_an_end(
     bucket_factory: BucketFactory,
 ) -> None:

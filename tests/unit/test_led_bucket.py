@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from locks import BucketKey, LockRecord
-from merge_engine import PutResult, Token
+from merge_engine import PutResult, Token, UndoRange
 from merge_engine.batch import read_batch
 from merge_engine.fold import fold
 from merge_engine.options import BucketOptions
@@ -92,7 +92,7 @@ def test_nobody_writes_who_was_not_fenced(led: LedBucket) -> None:
     with pytest.raises(NotFenced, match="this table has column locks: write to it through"):
         put(led, 1, writer=None)
     with pytest.raises(NotFenced, match="this table has column locks"):
-        led.undo_unlocked("me", [A], 0)
+        led.undo_unlocked("me", [A], UndoRange(0))
     assert rows_of(led.bucket) == {}
 
 
@@ -140,7 +140,7 @@ def test_a_call_for_another_term_is_refused(led: LedBucket) -> None:
         lambda: put(led, 1, term=term + 1),
         lambda: led.seal(ME, term + 1, 0),
         lambda: led.end_recovery(ME, term + 1),
-        lambda: led.undo(ME, term + 1, "me", [A], 0),
+        lambda: led.undo(ME, term + 1, "me", [A], UndoRange(0)),
     ]
     for call in calls:
         with pytest.raises(NotLeader, match=f"led at term {term}, and the call is for term"):
@@ -189,13 +189,13 @@ def test_own_batches_come_after_recovery_and_debts_before(led: LedBucket) -> Non
         put(led, 1, writer=heir)
     prepared = Token(2, 1)
     put(led, 7, writer=heir, owner="her", token=prepared)
-    assert led.undo(heir, term, "her", [A], 1).changed == 1
+    assert led.undo(heir, term, "her", [A], UndoRange(1)).changed == 1
     led.end_recovery(heir, term)
     assert put(led, 7, writer=heir, owner="her", token=prepared).repeated
     with pytest.raises(RecoveryOver, match="is over: this payment came too late"):
         put(led, 7, writer=heir, owner="her", token=Token(2, 2))
     with pytest.raises(RecoveryOver):
-        led.undo(heir, term, "her", [A], 1)
+        led.undo(heir, term, "her", [A], UndoRange(1))
     assert rows_of(led.bucket) == {}
 
 
@@ -207,12 +207,12 @@ def test_a_fence_that_arrives_twice_takes_nothing_back(led: LedBucket) -> None:
     with pytest.raises(SealedBatch):
         put(led, 1, owner="another")
     with pytest.raises(RecoveryOver):
-        led.undo(ME, term, "her", [A], 0)
+        led.undo(ME, term, "her", [A], UndoRange(0))
 
 
 def test_an_undo_of_dropped_columns_has_nothing_to_do(led: LedBucket) -> None:
     term = led.fence(ME, [A, 99], record(ME, A, 99))
-    assert led.undo(ME, term, "me", [99], 0).changed == 0
+    assert led.undo(ME, term, "me", [99], UndoRange(0)).changed == 0
 
 
 def test_without_column_locks_anybody_writes(bucket_factory: BucketFactory) -> None:
@@ -224,5 +224,5 @@ def test_without_column_locks_anybody_writes(bucket_factory: BucketFactory) -> N
     assert put(led, 2, writer=None, owner="x", token=Token(1, 1)).repeated
     with pytest.raises(SealedBatch, match=r"comes after its batch 1 .*: a duplicate that is late"):
         put(led, 2, writer=None, owner="x", token=Token(1, 0))
-    assert led.undo_unlocked("x", [A], 0).changed == 1
+    assert led.undo_unlocked("x", [A], UndoRange(0)).changed == 1
     assert rows_of(led.bucket) == {1: (1, None)}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from locks import BucketKey, LockRecord
-from merge_engine import Overflow, PutResult, SchemaHistory, Token
+from merge_engine import Overflow, PutResult, SchemaHistory, Token, UndoRange
 from merge_engine.batch import read_batch
 from merge_engine.failpoints import arm
 from merge_engine.fold import Update, fold
@@ -140,7 +140,7 @@ def test_a_new_epoch_ends_what_the_last_one_had_begun_and_undoes_it(led: LedBuck
     led.fence(newer, [A], record)
     with pytest.raises(OldEpoch):
         led.put_part(attempt(), term, add(1), part=1, more=False)
-    assert led.undo(newer, term, "me", [A], base).changed == 2
+    assert led.undo(newer, term, "me", [A], UndoRange(base)).changed == 2
     led.end_recovery(newer, term)
     assert rows_of(led.bucket) == {}
     again = Put(writer=newer, owner="me", token=Token(3, 0), put_id="again")

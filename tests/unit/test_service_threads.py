@@ -1,7 +1,6 @@
 """Calls of a server beside each other: none waits for a thread that waits for it."""
 
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ def test_a_put_is_not_held_up_by_undos_that_wait_for_its_buckets(
         assert waiting.wait(DEADLINE_S)
         check_put(led, *arguments)
 
-    def wait_for_it(led: LedBucket, debtor: str, columns: Iterable[int], offset: int) -> Any:
+    def wait_for_it(led: LedBucket, *arguments: Any, **settings: Any) -> Any:
         waiting.set()
-        return undo(led, debtor, columns, offset)
+        return undo(led, *arguments, **settings)
 
     with mock.patch("os.cpu_count", return_value=1):
         table = ThroughFlight(Table.create(tmp_path / "table", SUMS, buckets=2))

@@ -18,7 +18,6 @@ from sink.options import parse_duration_ms
         ({"bad_rows": "drop"}, "bad_rows is 'fail' or 'quarantine'"),
         ({"bad_rows": "quarantine"}, "quarantine_path"),
         ({"recovery": "redo"}, "redo_location"),
-        ({"recovery": "redo", "redo_location": "x", "route": "executors"}, "driver's route"),
         ({"owner": "etl"}, r"no setting 'owner'.*owner_id"),
         ({"options": {"client.column-lock.owner": "x"}}, r"unknown option.*owner-id"),
         ({"options": {"client.column-lock.ttl": "soon"}}, r"'soon' is no duration"),
