@@ -12,7 +12,8 @@ import pytest
 from locks import BucketKey, EmbeddedZooKeeper
 from merge_engine import BucketOptions, UndoRange
 from merge_engine.failpoints import arm
-from recovery.access import Answers, Grant, Rows
+from recovery.access import Answers, Grant
+from recovery.rows import Rows
 from recovery.errors import OldEpoch
 from recovery.writer import TableWriter
 from server.client import Cluster, connect
