@@ -26,7 +26,10 @@ def main() -> None:
     figures: list[Figure] = []
     for name in names:
         print(f"{name} ...", flush=True)
-        figures += _run(name, quick=arguments.quick)
+        found = _run(name, quick=arguments.quick)
+        figures += found
+        for figure in found:  # Now already: the next one may fail.
+            print(f"  {figure.name} {figure.value:.2f} ({figure.goal})", flush=True)
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
     size = (
         "Quick run, SMALL SIZES (the goals are for the full run)" if arguments.quick else "Full run"

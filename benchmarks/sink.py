@@ -4,6 +4,7 @@ All read the same Parquet files as a stream, one file per batch, in one `local[2
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -283,6 +284,7 @@ def _spark(directory: Path) -> Iterator[Any]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     session = SparkSession.builder.master(f"local[{_CORES}]").config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     try:

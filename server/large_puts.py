@@ -6,8 +6,10 @@ do_action   advance     go on with a put for about a second: write its next part
             put_progress  how much of a batch is here, and how much is written
 """
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from merge_engine.batch import read_batch
 from merge_engine.fold import Update, fold
 from merge_engine.hashing import bucket_of
 from merge_engine.overlay import Overlay
-from merge_engine.together import Mapper
+from merge_engine.parallel import map_all
 from recovery.errors import TornPut
 from recovery.guard import Writer
 from recovery.led_bucket import Overtaken, Put
@@ -74,15 +76,19 @@ class LargePuts:
         admission: Admission,
         metrics: Metrics,
         *,
-        mapper: Mapper,
         advance_s: float = _ADVANCE_S,
     ) -> None:
         self._requests = requests
         self._staging = staging
         self._admission = admission
         self._metrics = metrics
-        self._map = mapper
         self._advance_s = advance_s
+        # Not the puts' threads: a part waits for its bucket, and a put that holds it needs those.
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="tallybook-part")
+
+    def shutdown(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
 
     # --- Chunks come in -------------------------------------------------------------------------
 
@@ -161,8 +167,10 @@ class LargePuts:
         deadline = time.monotonic() + self._advance_s
         keys = sorted(terms)
         with self._admission.put():
-            done = self._map(
-                lambda key: self._run(partial(step, staged, key, terms[key]), deadline), keys
+            done = map_all(
+                self._pool,
+                lambda key: self._run(partial(step, staged, key, terms[key]), deadline),
+                keys,
             )
         answer: dict[str, Any] = {
             "session": session,

@@ -87,7 +87,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         self._reading = Reading(self._requests, admission, metrics, lookup_max_keys=lookup_max_keys)
         scanning = Scanning(self._requests, scanners, metrics, staging.scratch)
         self._streams = {"changelog": self._reading.changelog, "scan": scanning.stream}
-        self._large = LargePuts(requests, staging, admission, metrics, mapper=self._map)
+        self._large = LargePuts(requests, staging, admission, metrics)
         self._undos = Undos(requests, undo_s=undo_s)
         self._staging = staging
         self._actions: dict[str, Action] = {
@@ -194,6 +194,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         """Stop answering; calls under way end first."""
         super().shutdown()
         self._put_pool.shutdown()
+        self._large.shutdown()
         self._undos.shutdown()
         self._reading.close()
 

@@ -1,10 +1,13 @@
 """Recovery of batches whose undo takes many calls: on real servers, each call of one step."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -13,8 +16,9 @@ from locks import BucketKey, EmbeddedZooKeeper
 from merge_engine import BucketOptions, UndoRange
 from merge_engine.failpoints import arm
 from recovery.access import Answers, Grant
-from recovery.rows import Rows
 from recovery.errors import OldEpoch
+from recovery.led_bucket import LedBucket
+from recovery.rows import Rows
 from recovery.writer import TableWriter
 from server.client import Cluster, connect
 from server.config import ServerConfig
@@ -27,6 +31,7 @@ SCHEMA = schema_of(total=(pa.int64(), "sum"), other=(pa.int64(), "sum"))
 BUCKETS = 4
 ROWS = 400
 PART_ROWS = 20
+DEADLINE_S = 30
 OPTIONS = BucketOptions(put_max_rows=PART_ROWS, undo_max_bytes=1)
 _numbers = count()
 
@@ -263,3 +268,45 @@ def test_a_server_that_is_late_with_the_first_bucket_leaves_the_others_for_the_n
     assert steps == len(sessions), "one for each server"
     assert sum(answer.changed > 0 for answer in answers.values()) == len(sessions)
     assert all(answer.rest is not None for answer in answers.values())
+
+
+def test_a_put_is_not_held_up_by_parts_that_wait_for_its_buckets(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They once had the same threads: the put held a bucket, and waited for one of those."""
+    held, waiting = threading.Event(), threading.Event()
+    check_put, put_part = LedBucket.check_put, LedBucket.put_part
+
+    def hold(led: LedBucket, *arguments: Any) -> None:
+        held.set()
+        assert waiting.wait(DEADLINE_S)
+        check_put(led, *arguments)
+
+    def wait_for_it(led: LedBucket, *arguments: Any, **settings: Any) -> Any:
+        waiting.set()
+        return put_part(led, *arguments, **settings)
+
+    config = ServerConfig(
+        zookeeper=chroot(zookeeper),
+        logs=str(tmp_path / "logs"),
+        views=tmp_path / "views",
+        options=OPTIONS,
+    )
+    with ExitStack() as stack:
+        with mock.patch("os.cpu_count", return_value=1):
+            stack.enter_context(TabletServer(config))
+        client = stack.enter_context(connect(config.zookeeper, deadline_s=DEADLINE_S))
+        table = client.create_table("beside", SCHEMA, buckets=2)
+        small = stack.enter_context(table.writer(owner_id="small", columns=["other"]))
+        large = stack.enter_context(table.writer(owner_id="large", columns=["total"]))
+        monkeypatch.setattr(LedBucket, "check_put", hold)
+        monkeypatch.setattr(LedBucket, "put_part", wait_for_it)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        few = pa.table({"k": list(range(10)), "other": [1] * 10})
+        putting = pool.submit(small.write, 0, Rows(data=few, columns=["other"]))
+        assert held.wait(DEADLINE_S)
+        many = pa.table({"k": list(range(ROWS)), "total": [1] * ROWS})
+        loading = pool.submit(large.write, 0, Rows(data=many, columns=["total"]))
+        assert putting.result(DEADLINE_S)
+        assert loading.result(DEADLINE_S)
+        assert small.progress.starts == large.progress.starts == 1
