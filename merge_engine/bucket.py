@@ -182,6 +182,11 @@ class Bucket:
         """The schemas that this bucket knows."""
         return self._history
 
+    @property
+    def turns(self) -> int:
+        """How often somebody has had the bucket to himself: it rises when others come, too."""
+        return self._lock.turns
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep other calls that change something out: for a check and a call that go together."""
@@ -252,7 +257,8 @@ class Bucket:
     ) -> PutResult:
         """Write one part of a put of several segments; the token is applied with the last one.
 
-        Parts come in order, each once: who may write them, and what becomes of a put that is not
+        Several parts may be written as one, under the number of the last of them. Parts come in
+        order, each once: who may write them, and what becomes of a put that is not
         finished, is for the caller to see to. Call it within `exclusive`.
         """
         plan = self.plan(update, owner=owner, token=token)
@@ -606,7 +612,8 @@ class Bucket:
         if header.token is not None:
             self._remember(header, header.token)
         version = self._history.current.version if row_keys else 0
-        self._view.apply(row_keys, values, header.end_offset, version)
+        bulk = header.more or header.part > 0
+        self._view.apply(row_keys, values, header.end_offset, version, bulk=bulk)
 
     def _remember(self, header: SegmentHeader, token: Token) -> None:
         """Remember that a token was applied, or how far a put of several parts has got."""

@@ -17,6 +17,8 @@ class FairLock:
         self._holder: int | None = None
         self._times = 0
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        # How often somebody has got it: who remembers it knows whether others came since.
+        self.turns = 0
 
     def __enter__(self) -> "FairLock":
         thread = threading.get_ident()
@@ -24,6 +26,7 @@ class FairLock:
             if self._holder == thread or (self._holder is None and not self._waiting):
                 self._holder = thread
                 self._times += 1
+                self.turns += self._times == 1
                 return self
             turn = threading.Lock()
             turn.acquire()
@@ -57,4 +60,5 @@ class FairLock:
             if self._waiting:
                 self._holder, turn = self._waiting.popleft()
                 self._times = 1
+                self.turns += 1
                 turn.release()

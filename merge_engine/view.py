@@ -183,10 +183,13 @@ class View:
         values: Sequence[bytes],
         applied: int,
         schema_version: int = 0,
+        *,
+        bulk: bool = False,
     ) -> None:
         """Set rows (an empty value deletes) and the applied offset, in memory; then write behind.
 
-        `schema_version`: of the rows.
+        `schema_version`: of the rows. `bulk`: they are part of a large put, and unlikely to change
+        again soon: written at once, a little each time, so that nobody waits for many of them.
 
         The log has the change already, so nothing here can make it fail: if RocksDB does not take
         the rows now, memory keeps them and the next call tries again.
@@ -196,7 +199,7 @@ class View:
         self._recent_puts += 1
         self.applied = applied
         self.schema_version = max(self.schema_version, schema_version)
-        if self._behind() >= 1:
+        if bulk or self._behind() >= 1:
             try:
                 self.write_behind()
             except (Retryable, CorruptView) as exc:

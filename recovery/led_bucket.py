@@ -167,23 +167,34 @@ class LedBucket:
                 raise _torn(begun.put.token, writer.owner, "its batch is sealed")
             return self.bucket.settled_end()
 
+    def parts_done(self, put: Put) -> int:
+        """Return how many parts of a put are written here; 0 also of one that is complete.
+
+        Overtaken and TornPut as for `put_part`.
+        """
+        with self.bucket.exclusive():
+            applied = self.bucket.last_token(put.owner)
+            if applied is not None and applied.token == put.token:
+                return 0
+            return self._begin(put).parts
+
     def put_part(
-        self, put: Put, term: int, update: Update, *, part: int, more: bool
+        self, put: Put, term: int, update: Update, *, part: int, more: bool, parts: int = 1
     ) -> PutResult | None:
         """Write a part of a large put, if it is its turn; the result once the put is complete.
 
-        Parts come in order, from 0 on; one that was written before is passed over. A token that was
-        applied gives its result right away, whatever the rows. Overtaken: another attempt at this
-        token has begun here, and its rows stand. TornPut: this or another attempt was begun, and
-        cannot be finished.
+        Parts come in order, from 0 on; one that was written before is passed over. With `parts`,
+        this and the next ones are written as one. A token that was applied gives its result right
+        away, whatever the rows. Overtaken: another attempt at this token has begun here, and its
+        rows stand. TornPut: this or another attempt was begun, and cannot be finished.
         """
         with self.bucket.exclusive():
-            result = self._put_part(put, term, update, part, more)
+            result = self._put_parts(put, term, update, range(part, part + parts), more)
         hit("put.part_written")  # Others may write here now.
         return result
 
-    def _put_part(
-        self, put: Put, term: int, update: Update, part: int, more: bool
+    def _put_parts(
+        self, put: Put, term: int, update: Update, parts: range, more: bool
     ) -> PutResult | None:
         self._check(put.writer, term, [column.id for column in update.columns])
         applied = self.bucket.last_token(put.owner)
@@ -192,15 +203,15 @@ class LedBucket:
                 base_offset=applied.base_offset, end_offset=applied.end_offset, repeated=True
             )
         begun = self._begin(put)
-        if part < begun.parts:
+        if parts.stop <= begun.parts:
             return None
-        if part > begun.parts:
-            raise _torn(put.token, put.owner, f"part {part} comes before part {begun.parts}")
+        if parts.start != begun.parts:
+            raise _torn(put.token, put.owner, f"part {parts.start} is not part {begun.parts}")
         self._guard.check_new(put.writer, put.token)
         result = self.bucket.put_part(
-            update, owner=put.owner, token=put.token, part=part, more=more
+            update, owner=put.owner, token=put.token, part=parts.stop - 1, more=more
         )
-        begun.parts += 1
+        begun.parts = parts.stop
         begun.rows += result.changed
         self._begun[put.owner] = begun
         if more:

@@ -1,8 +1,8 @@
 """Large batches, cut into parts: rows of one bucket each, of a size that one segment takes well.
 
 A part is merged and written while its bucket is held, and others have their turn between two of
-them. So it is small enough for nobody to wait long, and large enough for its fixed cost not to
-matter. The rows of a bucket stay in their order, from part to part.
+them. So it is small enough for nobody to wait long; a server writes several of them as one where
+nobody waits. The rows of a bucket stay in their order, from part to part.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +29,8 @@ class PartSizes:
     need not be cut, since they are few.
     """
 
-    rows: int = 25_000
-    bytes: int = 8 * MEBIBYTE
+    rows: int = 2_500
+    bytes: int = MEBIBYTE
     waiting_bytes: int = 64 * MEBIBYTE
     chunk_bytes: int = 16 * MEBIBYTE
     call_rows: int = 100_000
@@ -59,7 +59,7 @@ class _Waiting:
     """Rows of one bucket that are not enough for a part yet."""
 
     tables: list[pa.Table]
-    rows: int = 0
+    rows: int = 2_500
     bytes: int = 0
     parts: int = 0
 

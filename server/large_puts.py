@@ -20,20 +20,24 @@ from merge_engine import AggMode, BatchTooLarge, PutResult, Token
 from merge_engine.batch import read_batch
 from merge_engine.fold import Update, fold
 from merge_engine.hashing import bucket_of
+from merge_engine.options import MEBIBYTE
 from merge_engine.overlay import Overlay
 from merge_engine.parallel import map_all
 from recovery.errors import TornPut
 from recovery.guard import Writer
-from recovery.led_bucket import Overtaken, Put
+from recovery.led_bucket import LedBucket, Overtaken, Put
 from server import wire
 from server.definitions import ClusterTable
 from server.errors import BadRequest, StagedPutLost
 from server.limits import Admission, Load
 from server.metrics import Metrics
 from server.requests import Requests, schema_of
-from server.staging import PutRequest, StagedPut, Staging
+from server.staging import PartsOfBucket, PutRequest, StagedPut, Staging
 
 _ADVANCE_S = 1.0
+# So long nobody else has wanted a bucket: then several parts are written there as one, up to this.
+_ALONE_S = 0.5
+_MOST_ROWS, _MOST_BYTES = 25_000, 8 * MEBIBYTE
 
 
 class ToRead(NamedTuple):
@@ -84,7 +88,9 @@ class LargePuts:
         self._metrics = metrics
         self._advance_s = advance_s
         # Not the puts' threads: a part waits for its bucket, and a put that holds it needs those.
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="tallybook-part")
+        # And half of the cores at most: others are to be answered meanwhile.
+        workers = max((os.cpu_count() or 1) // 2, 1)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-part")
 
     def shutdown(self) -> None:
         """End the threads."""
@@ -205,22 +211,28 @@ class LargePuts:
         return result
 
     def _write_part(self, staged: StagedPut, key: BucketKey, term: int) -> PutResult | None:
-        """Write the next part of a bucket; the result once all of them are written."""
+        """Write the next parts of a bucket; the result once all of them are written."""
         with staged.at(key) as one:
             if one.result is not None:
                 return one.result
-            led = self._requests.hosting.get(LeadKey(staged.request.table_id, key))
-            update = self._update(staged, key, one.done)
-            more = one.done + 1 < len(one.parts)
-            self._requests.session.check_connected()
+            led, put = self._led(staged, key), staged.request.put
             try:
-                result = led.put_part(staged.request.put, term, update, part=one.done, more=more)
+                first = led.parts_done(put) if one.done is None else one.done
+                count = self._how_many(one, first, led)
+                update = self._update(staged, key, first, count)
+                self._requests.session.check_connected()
+                one.turns = led.bucket.turns + 1  # If nobody else comes.
+                result = led.put_part(
+                    *(put, term, update),
+                    part=first,
+                    parts=count,
+                    more=first + count < len(one.parts),
+                )
             except Overtaken as exc:
                 other_id = exc.put_id
             else:
                 one.result = result
-                one.done += 1
-                one.rows_done += update.rows
+                one.done = first + count if result is None else len(one.parts)
                 name = self._requests.hosting.table(staged.request.table_id).name
                 self._metrics.count("rows", update.rows, table=name)
                 return result
@@ -237,12 +249,14 @@ class LargePuts:
     def _try_part(self, staged: StagedPut, key: BucketKey, term: int) -> PutResult | None:
         """Try the next part of a bucket on top of those before it."""
         with staged.at(key) as one:
-            led = self._requests.hosting.get(LeadKey(staged.request.table_id, key))
-            update = self._update(staged, key, one.tried)
+            led = self._led(staged, key)
+            count = self._how_many(one, one.tried, led)
+            update = self._update(staged, key, one.tried, count)
             if one.overlay is None:
                 one.overlay = Overlay(self._staging.scratch.directory)
+            one.turns = led.bucket.turns + 2  # It takes two, if nobody else comes.
             led.try_part(staged.request.put.writer, term, update, one.overlay)
-            one.tried += 1
+            one.tried += count
             if one.tried < len(one.parts):
                 return None
             one.overlay.close()
@@ -250,13 +264,38 @@ class LargePuts:
             end = led.bucket.end_offset
             return PutResult(base_offset=end, end_offset=end)
 
-    def _update(self, staged: StagedPut, key: BucketKey, number: int) -> Update:
+    def _led(self, staged: StagedPut, key: BucketKey) -> LedBucket:
+        return self._requests.hosting.get(LeadKey(staged.request.table_id, key))
+
+    def _how_many(self, one: PartsOfBucket, first: int, led: LedBucket) -> int:
+        """Return how many parts to write as one: the bucket is held so long, and others may wait.
+
+        One, if somebody else has had it since our last turn, or not long ago.
+        """
+        now_s = time.monotonic()
+        if led.bucket.turns != one.turns:
+            one.alone_s = now_s
+        if now_s - one.alone_s < _ALONE_S:
+            return 1
+        options = self._requests.hosting.options
+        rows = min(_MOST_ROWS, options.put_max_rows)
+        size = min(_MOST_BYTES, options.put_max_bytes)
+        count = 0
+        for part in one.parts[first:]:
+            rows, size = rows - part.rows, size - part.size
+            if count and (rows < 0 or size < 0):
+                break
+            count += 1
+        return count
+
+    def _update(self, staged: StagedPut, key: BucketKey, first: int, count: int) -> Update:
         request = staged.request
+        parts = [staged.part(key, number) for number in range(first, first + count)]
         return read_update(
             self._requests,
             self._requests.hosting.table(request.table_id),
             LeadKey(request.table_id, key),
-            staged.part(key, number),
+            pa.Table.from_batches(parts),
             ToRead(request.columns, request.mode, request.operation_column, request.schema_version),
         )
 

@@ -49,16 +49,23 @@ class _Stored:
     offset: int
     size: int
     checksum: int
+    rows: int
 
 
 @dataclass
-class _OfBucket:
-    """The parts of one bucket, how many of them are done, and the result of the last one."""
+class PartsOfBucket:
+    """The parts of one bucket, how many of them are done, and the result of the last one.
+
+    `done` is None as long as the bucket was not asked. `turns`: of the bucket, if nobody has had it
+    since we did.
+    `alone_s`: since when nobody else has wanted it.
+    """
 
     parts: list[_Stored] = field(default_factory=list)
-    done: int = 0
+    done: int | None = None
     tried: int = 0
-    rows_done: int = 0
+    turns: int = -1
+    alone_s: float = 0.0
     overlay: Overlay | None = None
     result: PutResult | None = None
 
@@ -72,7 +79,7 @@ class StagedPut:
         self._file = file
         self._reading = os.open(file.path, os.O_RDONLY)
         self._lock = threading.Lock()
-        self.buckets: dict[BucketKey, _OfBucket] = {}
+        self.buckets: dict[BucketKey, PartsOfBucket] = {}
         self._working: dict[BucketKey, threading.Lock] = {}
         self._closed = False
         self.chunks = 0
@@ -87,7 +94,9 @@ class StagedPut:
     @property
     def rows_done(self) -> int:
         """How many rows were written."""
-        return sum(one.rows_done for one in self.buckets.values())
+        return sum(
+            part.rows for one in self.buckets.values() for part in one.parts[: one.done or 0]
+        )
 
     def add(self, chunk: int, parts: Iterable[tuple[BucketKey, int, int, pa.Buffer]]) -> None:
         """Keep a chunk: per part its bucket, number, rows and bytes. One that is there is ignored.
@@ -111,11 +120,12 @@ class StagedPut:
                     raise BadRequest(f"part {number} of bucket {key} comes out of order")
                 counts[key] = number + 1
                 offset, checksum = self._file.size, xxhash.xxh3_64_intdigest(data)
-                added.append((key, _Stored(offset, self._file.write(data), checksum)))
+                size = self._file.write(data)
+                added.append((key, _Stored(offset, size, checksum, part_rows)))
                 rows += part_rows
             self._file.flush()
             for key, stored in added:
-                self.buckets.setdefault(key, _OfBucket()).parts.append(stored)
+                self.buckets.setdefault(key, PartsOfBucket()).parts.append(stored)
                 self._working.setdefault(key, threading.Lock())
             self.chunks += 1
             self.rows += rows
@@ -132,7 +142,7 @@ class StagedPut:
         return pa.ipc.read_record_batch(pa.py_buffer(data), self.schema)
 
     @contextmanager
-    def at(self, key: BucketKey) -> Iterator[_OfBucket]:
+    def at(self, key: BucketKey) -> Iterator[PartsOfBucket]:
         """Work on the parts of a bucket, alone; StagedPutLost if the upload was forgotten."""
         with self._working[key]:
             if self._closed:

@@ -275,7 +275,7 @@ def test_a_put_is_not_held_up_by_parts_that_wait_for_its_buckets(
 ) -> None:
     """They once had the same threads: the put held a bucket, and waited for one of those."""
     held, waiting = threading.Event(), threading.Event()
-    check_put, put_part = LedBucket.check_put, LedBucket.put_part
+    check_put, parts_done = LedBucket.check_put, LedBucket.parts_done
 
     def hold(led: LedBucket, *arguments: Any) -> None:
         held.set()
@@ -284,7 +284,7 @@ def test_a_put_is_not_held_up_by_parts_that_wait_for_its_buckets(
 
     def wait_for_it(led: LedBucket, *arguments: Any, **settings: Any) -> Any:
         waiting.set()
-        return put_part(led, *arguments, **settings)
+        return parts_done(led, *arguments, **settings)
 
     config = ServerConfig(
         zookeeper=chroot(zookeeper),
@@ -300,7 +300,7 @@ def test_a_put_is_not_held_up_by_parts_that_wait_for_its_buckets(
         small = stack.enter_context(table.writer(owner_id="small", columns=["other"]))
         large = stack.enter_context(table.writer(owner_id="large", columns=["total"]))
         monkeypatch.setattr(LedBucket, "check_put", hold)
-        monkeypatch.setattr(LedBucket, "put_part", wait_for_it)
+        monkeypatch.setattr(LedBucket, "parts_done", wait_for_it)
         pool = stack.enter_context(ThreadPoolExecutor(2))
         few = pa.table({"k": list(range(10)), "other": [1] * 10})
         putting = pool.submit(small.write, 0, Rows(data=few, columns=["other"]))
