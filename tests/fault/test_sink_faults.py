@@ -27,7 +27,14 @@ from sink.aggregate_sink import AggregateSink
 from tests.conftest import SUMS
 from tests.fault.cluster_load import LONGER, REPOSITORY, local_cluster, noted, rounds
 from tests.fault.sink_events import QUERIES, SCHEMA, batch_of, check_exact
-from tests.fault.test_sink_kill import AFTER_A_BATCH, AT_A_START, IN_A_BATCH, IN_A_PROMISE, SEED
+from tests.fault.test_sink_kill import (
+    AFTER_A_BATCH,
+    AT_A_START,
+    IN_A_BATCH,
+    IN_A_PROMISE,
+    IN_AN_UNDO,
+    SEED,
+)
 from tests.sinks import Killed, Sinks, sinks_of, stored
 from tests.spark_session import SHORT_LIVED, quiet_spark
 from tests.zookeeper_server import wait_until
@@ -77,7 +84,8 @@ def test_every_failpoint_of_the_writer_and_its_tasks_is_died_at() -> None:
     ]
     # Those of snapshots are `test_snapshot_faults`'s, those of parts `test_large_puts`'s.
     found = {name for name in names if not name.startswith(("snapshot.", "put."))}
-    assert found == {*AT_A_START, *IN_A_BATCH, *IN_A_PROMISE, *AFTER_A_BATCH, *OF_TASKS}
+    of_starts = {*AT_A_START, *IN_AN_UNDO}
+    assert found == {*of_starts, *IN_A_BATCH, *IN_A_PROMISE, *AFTER_A_BATCH, *OF_TASKS}
 
 
 class Counting:
@@ -314,7 +322,7 @@ def test_three_queries_that_die_at_random_count_everything_once(sinks: Sinks) ->
         return sum(query.done for query in queries)
 
     with noted(SEED) as note, ExitStack() as armed:
-        for step in [*AT_A_START, *IN_A_BATCH, *AFTER_A_BATCH]:
+        for step in [*AT_A_START, *IN_AN_UNDO, *IN_A_BATCH, *AFTER_A_BATCH]:
             armed.enter_context(arm(step, die_perhaps))
         for query in queries:
             query.start()

@@ -38,6 +38,7 @@ IN_A_PROMISE = ["writer.redo_written", "writer.prepared"]
 AT_A_START = [
     *("writer.acquired", "writer.fenced", "writer.paid", "writer.recovered", "writer.ready"),
 ]
+IN_AN_UNDO = ["writer.undone"]
 AFTER_A_BATCH = ["writer.committed"]
 
 
@@ -110,20 +111,21 @@ def job_of(cluster: LocalCluster, directory: Path, query: int, table: str, **sin
 def steps(chance: random.Random, recovery: str) -> list[str]:
     """Return where to kill, each with the visit: what is owed at a start was left before it."""
     of_batches = IN_A_BATCH + (IN_A_PROMISE if recovery == "redo" else [])
+    at_a_start = AT_A_START + (IN_AN_UNDO if recovery == "undo" else [])
     if not LONGER:
-        starts = chance.choice(AT_A_START)
+        starts = chance.choice(at_a_start)
         left = [*of_batches, *AFTER_A_BATCH]
-        if starts == "writer.paid":  # It needs a batch that was left behind.
+        if starts in ("writer.undone", "writer.paid"):  # It needs a batch that was left behind.
             left = ["writer.prepared"] if recovery == "redo" else ["writer.put", "writer.sealed"]
         chosen = [chance.choice(left), starts]
     else:
         chosen = []
-        for start in AT_A_START:
+        for start in at_a_start:
             chosen += ["writer.sealed", start]
         rest = [*of_batches, *AFTER_A_BATCH]
         chance.shuffle(rest)
         chosen += rest
-    return [f"{name}:{1 if name in AT_A_START else chance.choice((1, 2))}" for name in chosen]
+    return [f"{name}:{1 if name in at_a_start else chance.choice((1, 2))}" for name in chosen]
 
 
 def test_the_three_queries_have_every_function() -> None:
