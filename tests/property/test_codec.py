@@ -14,7 +14,7 @@ from tests.property.strategies import arrays_of, data_types, flags, flat_types, 
 
 quick = settings(
     deadline=None,
-    max_examples=120,
+    max_examples=80,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

@@ -12,7 +12,7 @@ from merge_engine.table import Table
 from tests.property.test_table_machine import TableMachine
 from tests.property.through_flight import ThroughFlight
 
-EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "7"))
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "5"))
 
 
 class FlightMachine(TableMachine):
