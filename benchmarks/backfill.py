@@ -74,7 +74,7 @@ def backfill(setting: Setting) -> Iterator[Figure]:
 
 
 def backfill_recovery(setting: Setting) -> Iterator[Figure]:
-    """Undo of a large micro-batch whose driver died at its end, over the time it took to write."""
+    """Undo of a large micro-batch that fails at its end, over the time it took to write."""
     directory = setting.directory / "recovery"
     work = Workload(setting.backfill_rows // 2, batch_rows=setting.batch_rows, string=False)
     files = setting.backfill_rows // setting.batch_rows

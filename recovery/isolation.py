@@ -56,7 +56,7 @@ def last_stable_offset(
 ) -> int:
     """Return where a committed scan, snapshot or stream of the bucket stands.
 
-    It is before any work that may yet be undone, and not between a write and its undo. It never
+    It is before any work that no commit covers, and not between a write and its undo. It never
     falls. `pinned`: the end of the log as it was pinned already; it is not beyond that. Deposed:
     another leader has come, and knows more.
     """

@@ -167,12 +167,13 @@ class LedBucket:
                 raise _torn(begun.put.token, writer.owner, "its batch is sealed")
             return self.bucket.settled_end()
 
-    def parts_done(self, put: Put) -> int:
+    def parts_done(self, put: Put, term: int) -> int:
         """Return how many parts of a put are written here; 0 also of one that is complete.
 
-        Overtaken and TornPut as for `put_part`.
+        Errors as for `put_part`.
         """
         with self.bucket.exclusive():
+            self._check(put.writer, term, ())
             applied = self.bucket.last_token(put.owner)
             if applied is not None and applied.token == put.token:
                 return 0

@@ -59,7 +59,7 @@ class _Waiting:
     """Rows of one bucket that are not enough for a part yet."""
 
     tables: list[pa.Table]
-    rows: int = 2_500
+    rows: int = 0
     bytes: int = 0
     parts: int = 0
 

@@ -252,7 +252,9 @@ class PromiseWriter:
         self._name = name
         self._object_bytes = object_bytes
         self._shared = False
-        self._contents = Contents()
+        self._form: Form | None = None
+        self._objects: list[str] = []
+        self._parts: dict[BucketKey, int] = {}
         self._names: Mapping[str, str] = {}
         self._waiting: list[Part] = []
         self._waiting_bytes = 0
@@ -261,14 +263,13 @@ class PromiseWriter:
     def begin(self, rows: Rows) -> None:
         """Say how the parts are to be read: as these folded rows."""
         assert rows.schema is not None
-        self._contents = Contents(form=Form.of(rows))
+        self._form = Form.of(rows)
         names = {column.name: str(column.id) for column in rows.schema.columns}
         self._names = {**names, OPERATION: _OPERATION}
 
     def add(self, part: Part) -> None:
         """Write a part down, or keep it until an object is full; parts of a bucket in order."""
-        contents = self._contents
-        self._contents = contents + Contents(parts={part.key: part.number + 1})
+        self._parts[part.key] = part.number + 1
         self._waiting.append(part._replace(rows=_renamed(part.rows, self._names)))
         self._waiting_bytes += part.rows.nbytes
         if self._waiting_bytes >= self._object_bytes:
@@ -280,25 +281,27 @@ class PromiseWriter:
             stem = self._name.removesuffix(SUFFIX)
             name = f"{stem}-{uuid.uuid4().hex}{PART_SUFFIX}"
             self._storage.create(name, _encode({}, self._waiting))
-            self._contents += Contents(objects=(name,))
+            self._objects.append(name)
             self._waiting, self._waiting_bytes = [], 0
-        return self._contents
+        return self._contents()
 
     def take(self, contents: Contents) -> None:
         """Add what another writer of this promise has spilled."""
-        self._contents += contents
+        self._form = self._form or contents.form
+        self._objects += contents.objects
+        self._parts |= contents.parts
         self._shared = True
 
     def finish(self) -> None:
         """Write the promise itself, durable on return: all of it can be found from there."""
-        if self._contents.objects:
+        if self._objects:
             self.spill()
-        if self._shared and not {*self._contents.objects} <= {*self._storage.names()}:
+        if self._shared and not {*self._objects} <= {*self._storage.names()}:
             raise InvalidInput(
                 f"what the tasks have written of batch {self._name} is not in {self._storage}: the "
                 "redo log has to be a place that the driver and all executors share"
             )
-        header = {**self._contents.to_json(), "in_parts": self.in_parts}
+        header = {**self._contents().to_json(), "in_parts": self.in_parts}
         data = _encode(header, self._waiting)
         try:
             self._storage.create(self._name, data)
@@ -313,7 +316,10 @@ class PromiseWriter:
     @property
     def objects(self) -> tuple[str, ...]:
         """The names of the objects that have its parts."""
-        return self._contents.objects
+        return tuple(self._objects)
+
+    def _contents(self) -> Contents:
+        return Contents(form=self._form, objects=self.objects, parts=self._parts)
 
 
 class RedoLog:

@@ -217,7 +217,7 @@ class LargePuts:
                 return one.result
             led, put = self._led(staged, key), staged.request.put
             try:
-                first = led.parts_done(put) if one.done is None else one.done
+                first = led.parts_done(put, term) if one.done is None else one.done
                 count = self._how_many(one, first, led)
                 update = self._update(staged, key, first, count)
                 self._requests.session.check_connected()

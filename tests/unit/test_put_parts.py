@@ -273,3 +273,42 @@ def test_rows_of_very_many_buckets_do_not_wait_for_ever() -> None:
     for first in range(0, 5_000, 100):
         list(cutter.add(pa.table({"k": range(first, first + 100), "a": [1] * 100})))
         assert sum(one.bytes for one in cutter._waiting.values()) <= 2_000
+
+
+def test_rows_that_are_large_are_cut_as_soon_as_they_are_enough() -> None:
+    sizes = PartSizes(rows=1_000, bytes=100)
+    cutter = PartCutter(SUMS, 1, lambda target: BucketKey(0, target.bucket), sizes)
+    rows = pa.table({"k": [1, 2, 3, 4, 5, 6], "a": [1] * 6, "b": ["x" * 40] * 6})
+    parts = list(cutter.add(rows))
+    assert [part.number for part in parts] == list(range(len(parts)))
+    assert [part.rows.num_rows for part in parts[:2]] == [1, 1], "two would be more than 100 bytes"
+
+
+def test_several_parts_are_written_as_one_and_counted_all(led: LedBucket) -> None:
+    term = get_ready(led)
+    assert led.parts_done(attempt(), term) == 0
+    assert led.put_part(attempt(), term, add(1, 1, 2), part=0, parts=3, more=True) is None
+    assert led.parts_done(attempt(), term) == 3
+    parts = led.bucket.parts_applied("me")
+    assert parts is not None
+    assert parts.parts == 3
+    assert led.put_part(attempt(), term, add(7), part=1, more=True) is None, "it is there already"
+    done = led.put_part(attempt(), term, add(1), part=3, parts=2, more=False)
+    assert done is not None
+    assert led.parts_done(attempt(), term) == 0, "it is complete"
+    assert rows_of(led.bucket) == {1: (2, None), 2: (1, None)}
+
+
+def test_parts_that_are_written_in_part_are_not_written_again(led: LedBucket) -> None:
+    term = get_ready(led)
+    led.put_part(attempt(), term, add(1), part=0, parts=2, more=True)
+    with pytest.raises(TornPut, match="part 1 is not part 2"):
+        led.put_part(attempt(), term, add(1), part=1, parts=3, more=False)
+    assert rows_of(led.bucket) == {1: (1, None)}
+
+
+def test_a_put_that_was_begun_in_parts_does_not_go_on_as_one(led: LedBucket) -> None:
+    term = get_ready(led)
+    led.put_part(attempt(), term, add(1), part=0, more=True)
+    with led.bucket.exclusive(), pytest.raises(TornPut, match="it goes on as one put"):
+        led.check_put(attempt().writer, term, [], "me", TOKEN)
