@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 export SPARK_LOCAL_IP := 127.0.0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo first test test-unit test-fault lint format bench bench-quick clean
+.PHONY: help demo first test test-unit test-fault spec lint format bench bench-quick clean
 
 help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,12 @@ test-unit: $(INSTALLED)  ## the fast tests only
 
 test-fault: $(INSTALLED)  ## crash and model tests for a long time (TALLYBOOK_EXAMPLES=1000)
 	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 tests/fault tests/property
+
+spec:  ## run the executable specification: 20,000 histories, and each rule switched off
+	@$(PYTHON) docs/spec/protocol.py
+	@for rule in $$($(PYTHON) docs/spec/protocol.py --rules); do \
+		! $(PYTHON) docs/spec/protocol.py 100000 --break $$rule > /dev/null || { echo "$$rule is not caught"; exit 1; }; \
+	done; echo "each rule, switched off, is caught"
 
 lint: $(INSTALLED)  ## ruff and mypy
 	@$(VENV)/bin/ruff check --quiet .

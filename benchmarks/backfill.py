@@ -15,9 +15,9 @@ from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs
 from benchmarks.sink import _CORES, _spark, _write_source
 from benchmarks.workload import Workload
-from merge_engine.failpoints import arm
-from recovery.rows import Rows
-from server.local_cluster import LocalCluster
+from foundation.failpoints import arm
+from recovery.writer.rows import Rows
+from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 
 _COLUMNS = ("total", "highest", "events")

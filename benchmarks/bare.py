@@ -7,9 +7,10 @@ from typing import Any, cast
 import numpy as np
 from rocksdict import Rdict, WriteBatch
 
-from merge_engine.bucket import Bucket, PutResult
-from merge_engine.options import BucketOptions, write_options
-from merge_engine.stored import StoredRows
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions, write_options
+from merge_engine.bucket.results import BucketResult
+from merge_engine.encoding.stored_rows import StoredRows
 
 
 class BareDatabase:
@@ -57,7 +58,7 @@ class BareDatabase:
         self._database.close()
 
 
-def stored_rows(bucket: Bucket, result: PutResult) -> tuple[list[bytes], list[bytes]]:
+def stored_rows(bucket: Bucket, result: BucketResult) -> tuple[list[bytes], list[bytes]]:
     """Return the rows that a put of all columns left in the view, in key order, from the log."""
     (segment,) = bucket.read_log(result.base_offset, result.end_offset)
     history = bucket.history

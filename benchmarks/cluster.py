@@ -18,13 +18,14 @@ from benchmarks.bare import BareDatabase, stored_rows
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs, interleave, timed
 from benchmarks.workload import Workload, open_bucket
-from locks import BucketKey, LeadKey
-from merge_engine import LocalStorage, Table
-from merge_engine.bucket import Bucket
-from server.client import Cluster
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
-from server.wire import encode
+from foundation.ids import BucketId, LeadKey
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.storage.objects import LocalStorage
+from recovery.embedded.table import Table
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster
+from server.protocol.calls import Ping
 
 _BUCKETS = 4
 _LOOKUP_KEYS = 10_000
@@ -114,16 +115,15 @@ def flight_lookups(setting: Setting) -> Iterator[Figure]:
 
 
 def _single_lookups(setting: Setting, table: RemoteTable) -> Iterator[Figure]:
-    calls = table._access.calls
+    calls = table.caller.calls
     address = calls.directory.refresh()[0]
-    nothing = encode({})
     slowest: list[float] = []
 
     def step() -> tuple[float, float]:
         ours, empty = [], []
         for key in range(_SINGLE_LOOKUPS):
             ours.append(timed(partial(table.lookup, {"key": [key]}))[0])
-            empty.append(timed(partial(calls.connections.action, address, "ping", nothing, 10))[0])
+            empty.append(timed(partial(calls.connections.call, address, Ping(), 10))[0])
         slowest.append(float(np.quantile(ours, 0.99)))
         return median(ours), median(empty)
 
@@ -156,13 +156,11 @@ def failover(setting: Setting) -> Iterator[Figure]:
         for batch in work.fill():
             table.put(batch)
         victim = cluster.servers[0]
-        lost = [
-            key for key in table.bucket_keys() if _address(client, table, key) == victim.address
-        ]
+        lost = [key for key in table.bucket_ids() if _address(client, table, key) == victim.address]
         keys = {"key": list(range(1000))}
         before = table.lookup(keys)
         os.kill(victim.pid, signal.SIGKILL)
-        while victim.address in {server.address for server in client.coordinator.list_servers()}:
+        while victim.address in {server.address for server in client.coordinator.servers.all()}:
             time.sleep(0.01)
         seconds, after = timed(lambda: table.lookup(keys))
         if not after.equals(before):
@@ -176,10 +174,10 @@ def failover(setting: Setting) -> Iterator[Figure]:
     )
 
 
-def _replay(directory: Path, work: Workload, table: RemoteTable, keys: list[BucketKey]) -> float:
+def _replay(directory: Path, work: Workload, table: RemoteTable, keys: list[BucketId]) -> float:
     """Return how long it takes to open copies of these buckets without their views."""
 
-    def open_copy(key: BucketKey) -> Bucket:
+    def open_copy(key: BucketId) -> Bucket:
         copy = directory / "replay" / str(key.number)
         return Bucket(
             LocalStorage(copy), copy.with_suffix(".view"), work.history, identity="replay"
@@ -195,9 +193,9 @@ def _replay(directory: Path, work: Workload, table: RemoteTable, keys: list[Buck
     return seconds
 
 
-def _address(client: Cluster, table: RemoteTable, key: BucketKey) -> str | None:
-    leader = client.coordinator.leader_of(LeadKey(table.table_id, key))
-    servers = {server.name: server.address for server in client.coordinator.list_servers()}
+def _address(client: Cluster, table: RemoteTable, key: BucketId) -> str | None:
+    leader = client.coordinator.leaders.leader_of(LeadKey(table.table_id, key))
+    servers = {server.name: server.address for server in client.coordinator.servers.all()}
     return servers.get(leader or "")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import interleave, timed
 from benchmarks.workload import Workload, open_bucket
-from merge_engine.bucket import Bucket
+from merge_engine.bucket.bucket import Bucket
 
 _LOAD_TIMEOUT_S = 900
 _WARM_UP = 5

@@ -9,14 +9,12 @@ from kazoo.client import KazooClient
 
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import interleave, timed
-from locks import (
-    Coordinator,
-    EmbeddedZooKeeper,
-    Offsets,
-    TableDefinition,
-    ZooKeeperStore,
-)
-from locks.record_codec import encode_record
+from locks.catalog.definitions import TableDefinition
+from locks.column_locks.record_codec import encode_record
+from locks.coordinator import Coordinator
+from locks.encoding.offsets import Offsets
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.zookeeper import ZooKeeperStore
 
 _OWNERS = 50
 _COMMITS = 50
@@ -36,14 +34,14 @@ def _commits(setting: Setting, address: str, label: str, buckets: int) -> Iterat
     bare.start()
     with closing(ZooKeeperStore(f"{address}/commits-{label}")) as store:
         coordinator = Coordinator(store)
-        server = coordinator.register_server("127.0.0.1:1")
-        table = coordinator.create_table(
+        server = coordinator.servers.register("127.0.0.1:1")
+        table = coordinator.tables.create(
             "customers",
             TableDefinition(
                 schema="{}", columns={"orders": 2}, key_columns=("id",), buckets=buckets
             ),
         )
-        lock = coordinator.acquire(table, "etl-1", ["orders"])
+        lock = coordinator.locks.acquire(table, "etl-1", ["orders"])
         baseline = Offsets.of_partition(0, ends)
         lock.ready(baseline, [server.name])
         path = f"/bare-{label}"

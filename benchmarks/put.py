@@ -10,9 +10,9 @@ from benchmarks.bare import BareDatabase, stored_rows
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import interleave, timed
 from benchmarks.workload import Workload, log_of, open_bucket
-from merge_engine.bucket import Bucket
-from merge_engine.segment import segment_name
-from merge_engine.table import Table
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.segment import segment_name
+from recovery.embedded.table import Table
 
 _AGGREGATIONS = [("total", "sum"), ("highest", "max"), ("events", "count")]
 

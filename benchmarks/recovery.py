@@ -8,7 +8,8 @@ from itertools import count
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import interleave, timed
 from benchmarks.workload import Workload, open_bucket, view_of
-from merge_engine.segment import Token
+from foundation.ids import Token
+from merge_engine.bucket.undo import UndoRange
 
 
 def replay(setting: Setting) -> Iterator[Figure]:
@@ -41,7 +42,7 @@ def undo(setting: Setting) -> Iterator[Figure]:
     """Undo of a batch that was not committed."""
     work = Workload(setting.keys, batch_rows=setting.batch_rows)
     bucket = open_bucket(setting.directory / "undo", work.history)
-    columns = [column.name for column in work.schema.value_columns]
+    columns = [column.id for column in work.schema.value_columns]
     for batch in work.fill():
         bucket.put(batch)
     batches = count()
@@ -49,7 +50,7 @@ def undo(setting: Setting) -> Iterator[Figure]:
     def step() -> tuple[float, float]:
         batch, token = work.batch(), Token(1, next(batches))
         write_seconds, put = timed(lambda: bucket.put(batch, owner="writer", token=token))
-        undo_seconds, _ = timed(lambda: bucket.undo("writer", columns, put.base_offset))
+        undo_seconds, _ = timed(lambda: bucket.undo("writer", columns, UndoRange(put.base_offset)))
         return undo_seconds, write_seconds
 
     yield interleave(setting.runs, setting.steps, step).duration(

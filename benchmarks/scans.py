@@ -9,14 +9,11 @@ from rocksdict import AccessType, Rdict
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import interleave, timed
 from benchmarks.workload import Workload, open_bucket, view_of
-from locks.offsets import BucketKey, Offsets
-from locks.records import LockRecord
-from merge_engine.bucket import Bucket
-from merge_engine.options import BucketOptions
-from recovery.scan import BucketScan, open_scan
-from server.local_cluster import LocalCluster
-
-_HERE = BucketKey(0, 0)
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions
+from recovery.reader.bucket_scan import BucketScan, open_scan
+from recovery.reader.cut import Bound, BucketCut
+from server.launch.local_cluster import LocalCluster
 
 
 def scan_vs_bare_iteration(setting: Setting) -> Iterator[Figure]:
@@ -38,15 +35,15 @@ def scan_vs_bare_iteration(setting: Setting) -> Iterator[Figure]:
         for _key, _value in database.items():
             pass
 
-    def step(records: dict[str, LockRecord], *, again: bool = False) -> tuple[float, float]:
-        with closing(open_scan(bucket, _HERE, dict, committed=False)) as read_before:
+    def step(cut: BucketCut, *, again: bool = False) -> tuple[float, float]:
+        with closing(open_scan(bucket, None)) as read_before:
             if again:
                 _read(read_before)
 
             def scan() -> int:
                 if again:
                     return _read(read_before)
-                with closing(open_scan(bucket, _HERE, lambda: records, committed=True)) as opened:
+                with closing(open_scan(bucket, cut)) as opened:
                     return _read(opened)
 
             seconds, rows = timed(scan)
@@ -56,17 +53,18 @@ def scan_vs_bare_iteration(setting: Setting) -> Iterator[Figure]:
 
     what = f"of {setting.keys:,} rows (sum, max, count, last string), in process, against "
     what += "`for key, value in db.items()` of bare rocksdict over the same files"
-    step({})
-    yield interleave(setting.runs, 1, lambda: step({})).speed(
+    everything = BucketCut(bounds={}, others=Bound())
+    step(everything)
+    yield interleave(setting.runs, 1, lambda: step(everything)).speed(
         "scan_vs_bare_iteration", what=f"live scan {what}", unit="rows", goal=">=0.5"
     )
-    yield interleave(setting.runs, 1, lambda: step({}, again=True)).speed(
+    yield interleave(setting.runs, 1, lambda: step(everything, again=True)).speed(
         "scan_again_vs_bare_iteration", what=f"second pass over one scan {what}", unit="rows"
     )
-    records = {"me": _uncommitted(bucket, work)}
-    yield interleave(setting.runs, 1, lambda: step(records)).speed(
+    before = _with_more(bucket, work)
+    yield interleave(setting.runs, 1, lambda: step(before)).speed(
         "masked_scan_vs_bare_iteration",
-        what=f"scan under the mask of {setting.batch_rows:,} uncommitted rows {what}",
+        what=f"scan at a cut, under the mask of {setting.batch_rows:,} later rows {what}",
         unit="rows",
     )
     database.close()
@@ -135,11 +133,10 @@ def _bare(database: Rdict) -> int:
     return count
 
 
-def _uncommitted(bucket: Bucket, work: Workload) -> LockRecord:
-    """Put a batch; return the record of its owner, who has not committed it."""
-    columns = tuple(column.id for column in work.schema.value_columns)
+def _with_more(bucket: Bucket, work: Workload) -> BucketCut:
+    """Put a batch; return a cut of before it."""
     offset = bucket.put(work.batch(), owner="me").base_offset
-    return LockRecord(held=True, ready=True, columns=columns, offsets=Offsets({_HERE: offset}))
+    return BucketCut(bounds={"me": Bound(offset)}, others=Bound())
 
 
 def _read(scan: BucketScan) -> int:

@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs, timed
 from benchmarks.workload import Workload
-from merge_engine import PutResult
-from recovery.access import Answers, Grant
-from recovery.rows import Rows
-from recovery.writer import TableWriter
-from server.local_cluster import LocalCluster
+from merge_engine.bucket.results import BucketResult
+from recovery.writer.access import Answers, Grant
+from recovery.writer.batch_work import RowsWork
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
+from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 
 # One server and one bucket per core, as Spark has one task and one state store per core.
@@ -143,14 +144,15 @@ class _Failure(Exception):
 def _time_of_undo(writer: TableWriter, rows: Rows) -> float:
     failed = 0.0
 
-    def put_and_fail(grant: Grant) -> Answers[PutResult]:
-        nonlocal failed
-        writer.access.put(grant, rows)
-        failed = time.perf_counter()
-        raise _Failure
+    class PutAndFail(RowsWork):
+        def put(self, grant: Grant) -> Answers[BucketResult]:
+            nonlocal failed
+            super().put(grant)
+            failed = time.perf_counter()
+            raise _Failure
 
     try:
-        writer.run(writer.batch + 1, put_and_fail)
+        writer.run(writer.batch + 1, PutAndFail(lambda: writer.access, rows))
     except _Failure:
         return time.perf_counter() - failed
     raise AssertionError("it did not fail")

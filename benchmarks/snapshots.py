@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs, interleave, timed
 from benchmarks.workload import Workload, log_of, open_bucket, view_of
-from merge_engine.bucket import Bucket
-from merge_engine.snapshot import SnapshotStorage, Uploaded
-from merge_engine.snapshot_manifest import Manifest
-from merge_engine.storage import LocalStorage
-from merge_engine.view import read_checkpoint
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.snapshot_manifest import Manifest
+from merge_engine.bucket.snapshot_storage import SnapshotStorage, UploadedSnapshot
+from merge_engine.bucket.view_meta import read_checkpoint
+from merge_engine.storage.objects import LocalStorage
 
 _PUT_ROWS = 1_000
 # So many puts that the slowest hundredth is more than an accident.
@@ -43,7 +43,7 @@ def _storage(directory: Path) -> SnapshotStorage:
 
 def _snapshot(
     bucket: Bucket, directory: Path, number: int, *, reuse: tuple[Manifest, ...] = ()
-) -> Uploaded:
+) -> UploadedSnapshot:
     """Take a snapshot as a leader does, and keep the checkpoint."""
     checkpoint = _checkpoint_of(directory, number)
     bucket.checkpoint(checkpoint)

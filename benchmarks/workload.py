@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from merge_engine.aggregates import AggFunction
-from merge_engine.bucket import Bucket
-from merge_engine.schema import Schema
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.storage import LocalStorage
-from merge_engine.stored import SchemaHistory
+from merge_engine.aggregates.registry import AggFunction
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from merge_engine.storage.objects import LocalStorage
 
 # Positions times this, modulo a power of ten, visit every key once, in no order.
 _SCATTER = 6_180_339

@@ -1,10 +1,11 @@
 """What must not be touched in a process that was forked from one that used it.
 
-gRPC, RocksDB and kazoo run threads of their own, and a fork leaves threads behind. In the child a
-call waits for ever for one of them, and a destructor that joins them waits, too, or ends the
-process; in the meantime it takes the parent's events from the sockets that both have. So a library
-says when it is used, and whoever uses it in a child is told at once. What the child has inherited
-is left as it is: it is neither closed nor destroyed there, and the parent goes on with it.
+gRPC, RocksDB and kazoo run threads of their own, and a fork does not take threads along. In the
+child a call waits for ever for one of them, and a destructor that joins them waits, too, or ends
+the process; in the meantime it takes the parent's events from the sockets that both have. So a
+library says when it is used, and whoever uses it in a child is told at once. What the child has
+inherited is left as it is: it is neither closed nor destroyed there, and the parent goes on with
+it.
 """
 
 import ctypes

@@ -1,1 +1,7 @@
-"""Tablet servers and their client over Arrow Flight, and the local cluster."""
+"""Tablet servers, their client, and what starts them.
+
+client/    the client of a cluster: tables, look-ups, scans, puts, over Arrow Flight
+launch/    what starts servers: a local cluster, Spark
+protocol/  what client and server have in common: what goes over the network
+tablet/    a tablet server: the buckets it leads, and the calls it answers
+"""

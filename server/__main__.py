@@ -3,21 +3,21 @@
 import argparse
 import logging
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from locks import CoordinationError
-from merge_engine import BucketOptions, TallybookError
-from server.config import TOKEN_VARIABLE, ServerConfig, SnapshotConfig, credentials_from
-from server.limits import Limits, ScannerLimits, SpoolLimits
-from server.logs import NOT_STARTED, configure
-from server.open_zookeeper import ALLOW
-from server.tablet_server import TabletServer
+from foundation.errors import TallybookError
+from foundation.stop_signals import StopSignals
+from merge_engine.bucket.options import BucketOptions
+from server.launch.logs import NOT_STARTED, configure
+from server.protocol.environment import TOKEN_VARIABLE, credentials_from
+from server.tablet.config import ServerConfig, SnapshotConfig
+from server.tablet.limits import Limits, ScannerLimits, SpoolLimits
+from server.tablet.open_zookeeper import ALLOW
+from server.tablet.tablet_server import TabletServer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
     options.add_argument("--max-puts", type=int, default=Limits.max_puts)
     options.add_argument("--max-bytes-in-flight", type=int, default=Limits.max_bytes_in_flight)
+    options.add_argument("--lookup-max-keys", type=int, default=Limits.lookup_max_keys)
     options.add_argument(
         "--snapshot-interval", type=float, default=SnapshotConfig.interval_s, help="seconds"
     )
@@ -93,7 +94,9 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
         allow_open_zookeeper=arguments.allow_open_zookeeper,
         session_timeout_s=arguments.session_timeout,
         limits=Limits(
-            max_puts=arguments.max_puts, max_bytes_in_flight=arguments.max_bytes_in_flight
+            max_puts=arguments.max_puts,
+            max_bytes_in_flight=arguments.max_bytes_in_flight,
+            lookup_max_keys=arguments.lookup_max_keys,
         ),
         scanners=ScannerLimits(
             ttl_s=arguments.scanner_ttl,
@@ -121,16 +124,14 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT."""
     arguments = parser().parse_args(argv)
     configure(arguments.log_level.upper())
-    asked_to_stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked_to_stop.set())
+    stop = StopSignals()
     pa.array(np.zeros(1))  # Where there is pandas, pyarrow imports it now, not in the first put.
     try:
         with TabletServer(to_config(arguments)) as server:
             if arguments.address_file is not None:
                 _write_whole(arguments.address_file, server.address)
-            asked_to_stop.wait()
-    except (TallybookError, CoordinationError, OSError) as exc:
+            stop.wait()
+    except (TallybookError, OSError) as exc:
         print(f"{NOT_STARTED}{exc}", file=sys.stderr)
         return 1
     return 0

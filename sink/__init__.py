@@ -1,1 +1,20 @@
-"""Spark: the foreachBatch sink, the data source, the tiering job."""
+"""Spark: the sink that writes each micro-batch exactly once, and the sources that read tables.
+
+source/             tables as Spark reads them: in batches at a cut, and as streams of changes
+aggregate_sink      the Spark sink: a `foreachBatch` function that writes each micro-batch exactly once
+columns             the columns of a running sink, in a table that others may alter meanwhile
+executors           the executors' route
+frames              columns of a Spark frame, under the table's names
+listener            being told when a streaming query has ended
+micro_batch         a micro-batch, and what is known of it while it is written
+options             what a sink can be told, and the names of the options for people who write them ...
+partitions          the partitions of a batch that tasks put
+progress            what a sink has done, per batch and in all
+quarantine          bad rows, set aside as Parquet with the reason
+routing             which way a batch goes when nobody has said: by the driver, or by the executors
+rows                the rows of a micro-batch on their way to the table
+session             a sink from its first batch to its end: who it is, its connection, and its lock
+tasks_work          a micro-batch that goes by the executors, as its writer runs it
+watching            how a large batch is getting on, asked of the servers while it is under way
+worker_connections  the connections of a Python process that Spark has started
+"""

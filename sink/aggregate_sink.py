@@ -10,64 +10,37 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from foundation import forks
-from locks import CoordinationError, Fenced
-from locks import UnknownColumn as UnknownColumnToLock
-from merge_engine import InvalidInput, InvalidValue, UnknownColumn
-from recovery.access import Grant, Tried
-from recovery.errors import OldEpoch
-from recovery.redo import PromiseWriter
-from recovery.rows import Rows
-from recovery.writer import TableWriter
-from sink.executors import Job, Outcome, put_from_executors
+from foundation.errors import (
+    Fenced,
+    InvalidInput,
+    InvalidValue,
+    TallybookError,
+    UnknownColumn,
+)
+from recovery.writer.access import Grant
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
 from sink.frames import TooLarge, collected, known_bytes
 from sink.listener import when_run_ends
+from sink.micro_batch import KeysRefused, MicroBatch
 from sink.options import SinkOptions, checked_settings
 from sink.partitions import PartitionsMissing, never_settles, partitions_named, partitions_of
 from sink.progress import BatchProgress, SinkStatus
 from sink.quarantine import Quarantine
 from sink.routing import RecentBatches, is_too_large
 from sink.session import Session, Target, identify, open_session, query_of
+from sink.tasks_work import TasksWork
 from sink.watching import Ask, BatchWatch
 
 logger = logging.getLogger(__name__)
 
 _MOST_REFUSED_KEYS = 1_000
 _MOST_READS = 4
-
-
-class _KeysRefused(InvalidInput):
-    """A task set keys aside whose rows other tasks may have put. Write the batch without them."""
-
-    def __init__(self, keys: Mapping[bytes, str]) -> None:
-        super().__init__(f"{len(keys)} keys are refused")
-        self.keys = keys
-
-
-@dataclass
-class _Batch:
-    """A micro-batch, and what is known of it: `refused` are keys whose rows are set aside, why.
-
-    `aside` is where its bad rows went last.
-    """
-
-    frame: Any
-    number: int
-    progress: BatchProgress
-    refused: dict[bytes, str] = field(default_factory=dict)
-    aside: Quarantine | None = None
-    watch: BatchWatch | None = None
-
-    def put_under(self, grant: Grant) -> None:
-        """Note under which token the batch is put."""
-        if self.watch is not None:
-            self.watch.put_under(grant.token)
 
 
 class AggregateSink:
@@ -100,6 +73,7 @@ class AggregateSink:
         )
         self._process = os.getpid()
         self._calls = threading.Lock()
+        self._closing = threading.Lock()
         self._session: Session | None = None
         self._last_writer: TableWriter | None = None
         self._recent = RecentBatches(self._options.driver_max_rows)
@@ -124,16 +98,20 @@ class AggregateSink:
         return {**status, "current": current}
 
     def close(self) -> None:
-        """Release the lock, or abandon it if a batch is uncommitted. Closing twice is fine.
+        """Release the lock, or abandon it if a batch is uncommitted.
+
+        A query that ends does so by itself, a moment later. Closing twice is fine: whoever comes
+        second returns when the first has done it.
 
         In a process that was forked from the query's it does nothing: the lock is the query's.
         """
         if forks.is_inherited(self._process):
             return
-        with self._calls:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        with self._closing:
+            with self._calls:
+                session, self._session = self._session, None
+            if session is not None:
+                session.close()
         atexit.unregister(self.close)
 
     def __call__(self, frame: Any, batch_id: int) -> None:
@@ -142,7 +120,7 @@ class AggregateSink:
             began = time.perf_counter()
             session = self._ready(frame)
             writer = session.writer
-            batch = _Batch(frame, batch_id, BatchProgress(batch=batch_id))
+            batch = MicroBatch(frame, batch_id, BatchProgress(batch=batch_id))
             progress = batch.progress
             if writer.is_replay(batch_id):
                 progress.skipped = True
@@ -179,7 +157,7 @@ class AggregateSink:
 
     # --- A batch --------------------------------------------------------------------------------
 
-    def _write(self, session: Session, batch: _Batch) -> None:
+    def _write(self, session: Session, batch: MicroBatch) -> None:
         session.follow_definition()
         session.input.check(batch.frame.columns)
         by_driver = self._goes_by_driver(batch.frame)
@@ -198,19 +176,19 @@ class AggregateSink:
                 if key is None or key in refused:
                     raise
                 refused[key] = str(exc)
-            except _KeysRefused as exc:
+            except KeysRefused as exc:
                 batch.refused.update(exc.keys)
-            except (Fenced, OldEpoch):
+            except Fenced:
                 if batch.aside is not None:
                     self._leave(session, batch.aside)
                 raise
-            except (UnknownColumn, UnknownColumnToLock):
+            except UnknownColumn:
                 # Altered while the batch was under way: the sink can say what it means for it.
                 session.table.refresh()
                 session.check_columns()
                 raise
 
-    def _by_driver(self, session: Session, batch: _Batch) -> bool:
+    def _by_driver(self, session: Session, batch: MicroBatch) -> bool:
         """Collect and write the batch; False if it is too large for that."""
         writer, progress = session.writer, batch.progress
         with progress.timed("collect"):
@@ -220,7 +198,6 @@ class AggregateSink:
         with progress.timed("fold"):
             read = session.reader.read(data, batch.refused)
         rows, bad = read.rows, read.refused
-        aside = bad if self._options.bad_rows == "quarantine" else None
         progress.route = "driver"
         progress.rows, progress.refused = data.num_rows, bad.num_rows
         progress.keys = _rows_in(rows)
@@ -230,84 +207,33 @@ class AggregateSink:
             batch.put_under(grant)
             # A writer that has lost its session has looked at the table anew.
             session.check_columns()
-            if aside is not None:
-                batch.aside = self._quarantine(session, grant)
-                self._set_aside(aside, batch.aside)
+            batch.aside = session.quarantine(grant)
+            if batch.aside is not None:
+                self._set_aside(bad, batch.aside)
 
         try:
-            writer.run(
-                batch.number, lambda grant: writer.access.put(grant, rows), rows, before=before
-            )
+            writer.write(batch.number, rows, before)
         except InvalidValue as exc:
             if self._options.bad_rows == "quarantine":
                 raise
             raise session.reader.with_sample(exc, data) from exc
         return True
 
-    def _by_executors(self, session: Session, batch: _Batch) -> None:
+    def _by_executors(self, session: Session, batch: MicroBatch) -> None:
         """Write the batch from tasks; again, if they meet partitions that were not there before."""
         batch.progress.route = "executors"
         schema = session.input.schema
         partitions = partitions_of(batch.frame, session.input)
         for read in range(1, _MOST_READS + 1):
             try:
-                session.writer.run(
-                    batch.number,
-                    lambda grant: self._run_tasks(session, batch, grant).answers,
-                    partitions,
-                    before=lambda _: session.check_columns(),
-                    try_put=partial(self._try_by_tasks, session, batch),
-                )
+                work = TasksWork(session, batch, partitions)
+                session.writer.run(batch.number, work)
                 return
             except PartitionsMissing as exc:
                 if read == _MOST_READS:
                     raise never_settles(batch.number, read, exc.keys, schema) from exc
                 logger.info("batch %d is written again: %s", batch.number, exc)
                 partitions = partitions_named(exc.keys, schema)
-
-    def _try_by_tasks(
-        self, session: Session, batch: _Batch, grant: Grant, promise: PromiseWriter
-    ) -> Tried:
-        """Let tasks try the batch, and write it down; then it is the driver's to put it."""
-        outcome = self._run_tasks(session, batch, grant)
-        promise.take(outcome.promised)
-        promise.in_parts = True
-        how = session.reader.to_rows(lambda: iter(()))
-        large = session.table.large_put(grant, how, session.sizes.chunk_bytes, resumable=True)
-        large.take_over(outcome.uploads)
-        return large
-
-    def _run_tasks(self, session: Session, batch: _Batch, grant: Grant) -> Outcome:
-        """Let tasks put the batch or, with a redo log, try it; bad rows are set aside then."""
-        table, progress = session.table, batch.progress
-        batch.put_under(grant)
-        cores = batch.frame.sparkSession.sparkContext.defaultParallelism
-        place = None
-        if self._options.bad_rows == "quarantine":
-            place = batch.aside = self._quarantine(session, grant)
-            place.clear()
-        job = Job(
-            recipe=session.cluster.recipe,
-            table=table.definition,
-            grant=grant,
-            reader=session.reader,
-            names=session.input.names(),
-            sizes=session.sizes,
-            partitions=session.fenced_partitions(grant),
-            quarantine=place,
-            redo=session.redo,
-            exclude=dict(batch.refused),
-        )
-        outcome = put_from_executors(batch.frame, job, max(1, min(table.buckets, 2 * cores)))
-        progress.rows, progress.refused = outcome.rows, outcome.refused
-        progress.keys, progress.bytes = outcome.keys, outcome.bytes
-        if outcome.refused_keys:
-            raise _KeysRefused(outcome.refused_keys)
-        if outcome.missing_partitions:
-            raise PartitionsMissing(outcome.missing_partitions)
-        if place is not None:
-            place.publish(outcome.staged)
-        return outcome
 
     def _goes_by_driver(self, frame: Any) -> bool:
         if self._options.route == "executors":
@@ -341,21 +267,12 @@ class AggregateSink:
         """
         access = session.writer.access
         try:
-            record = access.coordinator.record(access.table, place.owner)
+            record = access.coordinator.locks.record(access.table, place.owner)
             ours = record is None or record.batch >= place.batch
             if not ours or place.is_superseded():
                 place.clear()
-        except (CoordinationError, OSError) as exc:
+        except (TallybookError, OSError) as exc:
             logger.warning("bad rows of batch %d may be set aside twice: %s", place.batch, exc)
-
-    def _quarantine(self, session: Session, grant: Grant) -> Quarantine:
-        return Quarantine(
-            path=str(self._options.quarantine_path),
-            table=session.table.definition.table.uid,
-            owner=grant.owner,
-            batch=grant.token.batch,
-            epoch=grant.writer.epoch,
-        )
 
     @staticmethod
     def _set_aside(bad: pa.Table, place: Quarantine) -> None:

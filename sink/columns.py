@@ -9,13 +9,13 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from locks import Coordinator, SessionLost, Unavailable
-from locks.paths import table_path
-from locks.store import CoordinationStore
-from merge_engine import Schema, UnknownColumn
-from merge_engine.schema import Column
-from merge_engine.types import type_name
-from server.remote_table import RemoteTable
+from foundation.errors import SessionLost, Unavailable, UnknownColumn
+from locks.coordinator import Coordinator
+from locks.store.base import CoordinationStore
+from locks.store.paths import table_path
+from merge_engine.schema.schema import Column, Schema
+from merge_engine.schema.types import type_name
+from server.client.remote_table import RemoteTable
 
 logger = logging.getLogger(__name__)
 

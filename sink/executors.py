@@ -18,26 +18,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from locks import BucketKey, CoordinationError, SessionLost
-from merge_engine import InvalidValue, PutResult, TallybookError
-from merge_engine.batch import read_keys
-from merge_engine.failpoints import hit
-from merge_engine.hashing import bucket_of
-from merge_engine.options import MEBIBYTE
-from merge_engine.routing import route
-from recovery.access import Answers, Grant
-from recovery.parts import PartSizes
-from recovery.redo import Contents, RedoLog
-from recovery.rows import Rows
-from server import wire
-from server.client import Cluster, Recipe
-from server.definitions import ClusterTable
-from server.remote_table import RemoteTable
-from server.uploads import Uploaded
-from server.writer_access import put, try_in_parts
+from foundation.errors import InvalidValue, SessionLost, TallybookError
+from foundation.failpoints import hit
+from foundation.ids import BucketId
+from merge_engine.bucket.options import MEBIBYTE
+from merge_engine.bucket.results import BucketResult
+from merge_engine.merging.batch import read_keys
+from merge_engine.merging.hashing import bucket_of
+from merge_engine.merging.routing import route
+from recovery.writer.access import Answers, Grant, GrantedRows
+from recovery.writer.parts import PartSizes
+from recovery.writer.promise_objects import Contents
+from recovery.writer.redo import RedoLog
+from server.client.cluster import Recipe
+from server.client.remote_table import RemoteTable
+from server.client.uploads import Uploaded
+from server.client.writer_access import RemoteAccess
+from server.protocol import wire
+from server.protocol.definitions import ClusterTable
 from sink.frames import renamed
 from sink.quarantine import Quarantine
 from sink.rows import RowReader
+from sink.worker_connections import connected, disconnect
 
 FOLDED = "bucket INT, position BIGINT, piece INT, payload BINARY"
 # What is for nobody's bucket carries counts, or an error, to whoever gathers the outcomes.
@@ -47,9 +49,6 @@ _PIECE_ROWS = 250_000
 _PIECE_BYTES = 32 * MEBIBYTE
 # Up to so many rows are kept to show one of them in an error.
 _SAMPLED_ROWS = 100_000
-
-# The connections of this Python worker, which its tasks share.
-_clusters: dict[str, Cluster] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ class Outcome:
     missing_partitions: frozenset[bytes]
     keys: int
     bytes: int
-    answers: Answers[PutResult]
+    answers: Answers[BucketResult]
     promised: Contents
     uploads: Sequence[Uploaded]
 
@@ -240,7 +239,7 @@ def _put(job: Job, folded: Iterator[Any]) -> dict[str, Any]:
         if job.quarantine is None and unfolded.sample:
             return _failure(job.reader.with_sample(exc, pa.concat_tables(unfolded.sample)))
         return _failure(exc)
-    except (TallybookError, CoordinationError) as exc:
+    except TallybookError as exc:
         return _failure(exc)
     hit("task.put")
     return {"keys": unfolded.rows, "bytes": unfolded.bytes, **put_or_tried}
@@ -261,14 +260,15 @@ def _put_connected(job: Job, unfolded: _Unfolded) -> dict[str, Any]:
     That is found out before the first row is read: rows come only once. Returns what is to be told.
     """
     try:
-        _cluster(job).coordinator.store.sync()
+        connected(job.recipe).coordinator.store.sync()
     except SessionLost:
-        _clusters.pop(job.recipe.address).close()
-    table = RemoteTable(_cluster(job), job.table)
-    rows = job.reader.to_rows(unfolded.tables)
+        disconnect(job.recipe)
+    cluster = connected(job.recipe)
+    access = RemoteAccess(cluster, RemoteTable(cluster, job.table), sizes=job.sizes)
+    granted = GrantedRows(job.grant, job.reader.to_rows(unfolded.tables))
     if job.redo is not None:
-        return _try(job, job.redo, table, rows)
-    answers = put(table, job.grant, rows, job.sizes)
+        return _try(job, job.redo, access, granted)
+    answers = access.put(granted)
     return {
         "sessions": sorted(answers.sessions),
         "results": [
@@ -278,11 +278,11 @@ def _put_connected(job: Job, unfolded: _Unfolded) -> dict[str, Any]:
     }
 
 
-def _try(job: Job, redo: RedoLog, table: RemoteTable, rows: Rows) -> dict[str, Any]:
+def _try(job: Job, redo: RedoLog, access: RemoteAccess, granted: GrantedRows) -> dict[str, Any]:
     """Try the rows, and leave them where the driver finds them: on the servers, and in the log."""
-    grant = job.grant
+    grant = granted.grant
     promise = redo.begin(job.table.table.uid, grant.owner, grant.token)
-    large = try_in_parts(table, grant, rows, promise, job.sizes)
+    large = access.try_in_parts(granted, promise)
     if large is None:
         return {}
     with ExitStack() as unless_written:
@@ -292,15 +292,8 @@ def _try(job: Job, redo: RedoLog, table: RemoteTable, rows: Rows) -> dict[str, A
     return {"promised": promised.to_json(), "uploads": large.hand_over()}
 
 
-def _cluster(job: Job) -> Cluster:
-    address = job.recipe.address
-    if address not in _clusters:
-        _clusters[address] = job.recipe.connect()
-    return _clusters[address]
-
-
 def _failure(error: Exception) -> dict[str, Any]:
-    fields: dict[str, Any] = {"error": wire.error_name(type(error)), "message": str(error)}
+    fields: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, InvalidValue) and error.encoded_key is not None:
         fields["key"] = error.encoded_key.hex()
     return fields
@@ -311,7 +304,7 @@ def _gather(outcomes: Sequence[Mapping[str, Any]]) -> Outcome:
         if "error" in outcome:
             raise wire.error_of(outcome)
     results = {
-        BucketKey(partition, number): PutResult(
+        BucketId(partition, number): BucketResult(
             base_offset=base, end_offset=end, repeated=bool(repeated)
         )
         for outcome in outcomes

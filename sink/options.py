@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from locks.coordinator import DEFAULT_TTL_MS
-from merge_engine import InvalidInput
-from merge_engine.suggestions import did_you_mean
+from foundation.errors import InvalidInput
+from foundation.suggestions import did_you_mean
+from locks.column_locks.locks import DEFAULT_TTL_MS
 
 OWNER_ID = "client.column-lock.owner-id"
 TTL = "client.column-lock.ttl"

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from merge_engine import InvalidInput, Schema
-from merge_engine.routing import partition_rows
-from recovery.rows import Rows
+from foundation.errors import InvalidInput
+from merge_engine.merging.routing import partition_rows
+from merge_engine.schema.schema import Schema
+from recovery.writer.rows import Rows
 from sink.frames import renamed
 from sink.rows import InputColumns, without_unsound_rows
 

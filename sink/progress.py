@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from recovery.writer import TableWriter
+from recovery.writer.table_writer import TableWriter
 
 
 @dataclass
@@ -42,9 +42,7 @@ class BatchProgress:
         for step, spent in {**steps, "total": seconds}.items():
             self.milliseconds[step] = round(spent * 1000, 1)
         self.undone_keys = writer.progress.undone_keys - undone_before
-        self.offsets = {
-            f"{key.partition}/{key.number}": offset for key, offset in writer.offsets.items()
-        }
+        self.offsets = {f"{key}": offset for key, offset in writer.offsets.items()}
 
 
 @dataclass

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from merge_engine.soundness import readable
+from merge_engine.encoding.soundness import readable
 
 _OF_EPOCH = re.compile(r"epoch-(\d+)-")
 

@@ -8,25 +8,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from merge_engine import (
-    AggMode,
+from foundation.errors import (
     InvalidInput,
     InvalidKey,
     InvalidValue,
     MissingColumn,
-    Schema,
     SchemaError,
     UnknownColumn,
 )
-from merge_engine.batch import read_batch
-from merge_engine.keys import KeyCodec
-from merge_engine.local import OPERATION, fold_locally, with_operations
-from merge_engine.options import BucketOptions
-from merge_engine.segment import Operation
-from merge_engine.soundness import is_sound, show, unsound_rows
-from merge_engine.suggestions import did_you_mean
-from merge_engine.types import conform
-from recovery.rows import Pieces, Rows
+from foundation.suggestions import did_you_mean
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import AggMode, Operation
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.encoding.soundness import is_sound, show, unsound_rows
+from merge_engine.merging.batch import read_batch
+from merge_engine.merging.local_aggregation import OPERATION, fold_locally, with_operations
+from merge_engine.schema.schema import Schema
+from merge_engine.schema.types import conform
+from recovery.writer.rows import Pieces, Rows
 
 REASON = "_reason"
 Flags = np.typing.NDArray[np.bool_]

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from merge_engine import InvalidInput
-from recovery.access import Grant
-from recovery.parts import PartSizes
-from recovery.redo import RedoLog
-from recovery.writer import TableWriter, WriterState
-from server.client import Cluster, connect
-from server.remote_table import RemoteTable
-from server.writer_access import RemoteAccess
+from foundation.errors import InvalidInput
+from recovery.writer.access import Grant
+from recovery.writer.parts import PartSizes
+from recovery.writer.redo import RedoLog
+from recovery.writer.table_writer import TableWriter, WriterState
+from server.client.cluster import Cluster, connect
+from server.client.remote_table import RemoteTable
+from server.client.writer_access import RemoteAccess
 from sink.columns import DefinitionWatch, UsedColumns
 from sink.options import SinkOptions
+from sink.quarantine import Quarantine
 from sink.rows import InputColumns, RowReader
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Session:
     """
 
     def __init__(self, cluster: Cluster, target: Target, identity: Identity) -> None:
-        options = target.options
+        options = self._options = target.options
         self.cluster = cluster
         self.identity = identity
         remote = cluster.table(target.table)
@@ -144,7 +145,7 @@ class Session:
         if self.writer.state is WriterState.FENCED:
             raise InvalidInput(
                 f"the sink of `{self.writer.owner}` was fenced: another incarnation of this "
-                "owner writes; stop this query"
+                "owner writes, or its lock was released by an operator; stop this query"
             )
 
     def follow_definition(self) -> None:
@@ -162,8 +163,20 @@ class Session:
             return None
         access = self.writer.access
         fenced = {key.partition for key in grant.terms}
-        ids = access.coordinator.partitions(access.table)
+        ids = access.coordinator.partitions.ids(access.table)
         return frozenset(key for key, partition in ids.items() if partition in fenced)
+
+    def quarantine(self, grant: Grant) -> Quarantine | None:
+        """Return where bad rows of a batch go; None if they are not set aside."""
+        if self._options.bad_rows != "quarantine":
+            return None
+        return Quarantine(
+            path=str(self._options.quarantine_path),
+            table=self.table.definition.table.uid,
+            owner=grant.owner,
+            batch=grant.token.batch,
+            epoch=grant.writer.epoch,
+        )
 
     def close(self) -> None:
         """Release the lock, or abandon it if a batch is uncommitted, and disconnect."""

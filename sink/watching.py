@@ -4,12 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from foundation.errors import TallybookError
-from locks import CoordinationError
-from merge_engine import Token
+from foundation.ids import Token
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +48,7 @@ class BatchWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._ended.set()
         self._thread.join(_LONGEST_WAIT_S)
 
@@ -69,7 +62,7 @@ class BatchWatch:
         try:
             if token is not None:
                 found = self._ask(token)
-        except (TallybookError, CoordinationError) as exc:
+        except TallybookError as exc:
             logger.info("batch %d: how far it is cannot be asked: %s", self._batch, exc)
             return
         self.told = {"batch": self._batch, "seconds": seconds, **found}

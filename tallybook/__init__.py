@@ -1,117 +1,57 @@
-"""Tallybook: aggregate tables that merge on write. `import tallybook as tb`."""
+"""Tallybook: aggregate tables that merge on write. `import tallybook as tb`.
 
-from foundation import UsedAfterFork
-from locks import BucketKey, UnknownLease
-from merge_engine import (
-    AggFunction,
-    AggMode,
-    BatchTooLarge,
-    BucketId,
-    BucketOptions,
-    Closed,
-    Column,
-    Corrupt,
-    CorruptSegment,
-    CorruptSnapshot,
-    CorruptTable,
-    CorruptView,
-    Deposed,
-    InUse,
-    InvalidInput,
-    InvalidKey,
-    InvalidValue,
-    LogGap,
-    MissingColumn,
-    MissingSnapshot,
-    OffsetOutOfRange,
-    Overflow,
-    PutResult,
-    Retryable,
-    Schema,
-    SchemaBuilder,
-    SchemaError,
-    StorageFull,
-    StorageUnavailable,
-    Table,
-    TablePutResult,
-    TallybookError,
-    Token,
-    UnknownColumn,
-    UnknownFormat,
-    UnknownOutcome,
-    UnknownSchema,
-    WrongType,
-)
-from server.client import Cluster, connect
-from server.errors import (
-    AccessRefused,
-    Overloaded,
-    ServerFailed,
-    ServerUnavailable,
-    TooManyScanners,
-    UnknownOrExpiredScannerError,
-)
-from server.local_cluster import LocalCluster
-from server.remote_table import RemotePutResult, RemoteTable
-from server.snapshot_lease import SnapshotLease
-from server.table_scan import ScanSource, TableScan
+What users type is here, and every error in `tb.errors`.
+"""
+
+from foundation.errors import TallybookError
+from foundation.ids import BucketId, Token
+from merge_engine.aggregates import AggFunction
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.results import BucketResult, PutResult
+from merge_engine.bucket.segment import AggMode
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Column, Schema
+from recovery.embedded.table import Table
+from recovery.reader.cut import Cut
+from recovery.reader.table_changes import TableChanges
+from recovery.reader.table_scan import ScanSource, TableScan
+from recovery.table import AnyTable
+from recovery.writer.redo import RedoLog
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
+from server.client.cluster import Cluster, connect
+from server.client.remote_table import RemoteTable
+from server.client.snapshot_lease import SnapshotLease
+from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
+from tallybook import errors
 
 __all__ = [
-    "AccessRefused",
     "AggFunction",
     "AggMode",
     "AggregateSink",
-    "BatchTooLarge",
+    "AnyTable",
     "BucketId",
-    "BucketKey",
     "BucketOptions",
-    "Closed",
+    "BucketResult",
     "Cluster",
     "Column",
-    "Corrupt",
-    "CorruptSegment",
-    "CorruptSnapshot",
-    "CorruptTable",
-    "CorruptView",
-    "Deposed",
-    "InUse",
-    "InvalidInput",
-    "InvalidKey",
-    "InvalidValue",
+    "Cut",
     "LocalCluster",
-    "LogGap",
-    "MissingColumn",
-    "MissingSnapshot",
-    "OffsetOutOfRange",
-    "Overflow",
-    "Overloaded",
     "PutResult",
-    "RemotePutResult",
+    "RedoLog",
     "RemoteTable",
-    "Retryable",
+    "Rows",
     "ScanSource",
     "Schema",
     "SchemaBuilder",
-    "SchemaError",
-    "ServerFailed",
-    "ServerUnavailable",
     "SnapshotLease",
-    "StorageFull",
-    "StorageUnavailable",
     "Table",
-    "TablePutResult",
+    "TableChanges",
     "TableScan",
+    "TableWriter",
     "TallybookError",
     "Token",
-    "TooManyScanners",
-    "UnknownColumn",
-    "UnknownFormat",
-    "UnknownLease",
-    "UnknownOrExpiredScannerError",
-    "UnknownOutcome",
-    "UnknownSchema",
-    "UsedAfterFork",
-    "WrongType",
     "connect",
+    "errors",
 ]

@@ -1,22 +1,27 @@
-"""The command line: `tallybook serve`, `tallybook status`."""
+"""The command line: `tallybook serve`, `tallybook status`, `tallybook locks`.
+
+Here are the options; what the commands do is elsewhere.
+"""
 
 import argparse
+import logging
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from locks import CoordinationError
-from locks.zookeeper import CREDENTIALS_VARIABLE
-from merge_engine import TallybookError
+from foundation.errors import TallybookError
+from foundation.stop_signals import StopSignals
+from locks.store.zookeeper import CREDENTIALS_VARIABLE
 from server.__main__ import main as serve_here
 from server.__main__ import parser as server_parser
-from server.client import connect
-from server.config import TOKEN_VARIABLE, credentials_from
-from server.logs import configure
+from server.launch.logs import configure
+from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE, find_address
+from tallybook import locks_command
+from tallybook.aligned import aligned
+from tallybook.reaching import Reach
 
 _SERVE = """\
 Run a tablet server here until SIGTERM or SIGINT; or, with --on-spark, several of them as a
@@ -28,9 +33,26 @@ _ON_SPARK_NOTES = """
 On Spark, --views may be left out, --port is chosen, and --host auto means the address by which a
 machine reaches ZooKeeper. Variables of the object store (AWS_*, GOOGLE_*, AZURE_*) go to the
 servers. They run this Python, unless PYSPARK_PYTHON or spark.pyspark.python says otherwise."""
+_LOCKS = """\
+List who has which columns of which table, release a lock in its owner's place, or forget an
+owner."""
+_LIST = """\
+List the owners of a table, or of all tables: the columns that each has or last had, whether its
+lock keeps others out (times in UTC), its epoch, the last batch that it committed (by its own
+count), and what it has yet to pay."""
+_RELEASE = """\
+Free the columns that an owner holds. What it has not committed is undone, or rolled forward if it
+was promised; what it has committed stays, and so does its count of batches: the same job may come
+back and go on after it. A lock that is live is refused, for its job may be running."""
+_FORGET = """\
+Forget an owner that holds nothing, and with it the number of its last committed batch: as if it
+had never been. Whatever it is sent from then on counts, also what it has counted before."""
+_ADDRESS = "ZooKeeper's: host:port[,host:port...][/chroot]"
 # Stands for --views where Spark's own directory will do.
 _NO_VIEWS = "\0"
 _LOOK_S = 0.2
+_LONGEST_DEADLINE_S = 24 * 3600.0
+_ERRORS = (TallybookError, OSError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args([*words[:1], *no_views, *words[1:]])
     if arguments.command == "status":
         return _status(arguments)
+    if arguments.command == "locks":
+        return _locks(arguments)
     _, of_server = _spark_options().parse_known_args(words[1:])
     if arguments.on_spark:
         return _serve_on_spark(arguments, of_server)
@@ -62,16 +86,78 @@ def _parser() -> argparse.ArgumentParser:
     )
     status = commands.add_parser(
         "status",
+        parents=[_reach_options(deadline_s=10.0)],
         allow_abbrev=False,
         help="list the servers of a cluster and their buckets",
         description="List the servers of a cluster and the buckets that they lead.",
         epilog=_SECRETS,
     )
-    status.add_argument("address", help="ZooKeeper's: host:port[,host:port...][/chroot]")
-    status.add_argument("--token-file", type=Path, help=f"or the variable {TOKEN_VARIABLE}")
-    status.add_argument("--tls-root", type=Path, help="whom to trust, for servers with TLS")
-    status.add_argument("--deadline", type=float, default=10.0, help="seconds")
+    status.add_argument(
+        "address", nargs="?", help=f"{_ADDRESS}; or the variable {ADDRESS_VARIABLE}"
+    )
+    locks = commands.add_parser(
+        "locks",
+        allow_abbrev=False,
+        help="list column locks, release one, forget an owner",
+        description=_LOCKS,
+    )
+    _add_locks_commands(locks)
     return options
+
+
+def _add_locks_commands(locks: argparse.ArgumentParser) -> None:
+    actions = locks.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def add(name: str, does: str, description: str, deadline_s: float) -> argparse.ArgumentParser:
+        action: argparse.ArgumentParser = actions.add_parser(
+            name,
+            parents=[_reach_options(deadline_s)],
+            allow_abbrev=False,
+            help=does,
+            description=description,
+            epilog=_SECRETS,
+        )
+        action.add_argument(
+            "--zookeeper",
+            dest="address",
+            metavar="ADDRESS",
+            help=f"{_ADDRESS}; or the variable {ADDRESS_VARIABLE}",
+        )
+        return action
+
+    listing = add("list", "who has which columns", _LIST, 10.0)
+    listing.add_argument("table", nargs="?", metavar="TABLE", help="of this table only")
+    # Servers may be gone, and their buckets' next leaders not yet there.
+    releasing = add("release", "free an owner's columns", _RELEASE, 30.0)
+    forgetting = add("forget", "forget an owner that holds nothing", _FORGET, 10.0)
+    for action in (releasing, forgetting):
+        action.add_argument("table", metavar="TABLE")
+        action.add_argument("owner", metavar="OWNER", help="as `tallybook locks list` shows it")
+    releasing.add_argument(
+        "--force",
+        action="store_true",
+        help="even if the lock is live; a job that still runs is stopped for good by that",
+    )
+
+
+def _reach_options(deadline_s: float) -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--token-file", type=Path, help=f"or the variable {TOKEN_VARIABLE}")
+    options.add_argument("--tls-root", type=Path, help="whom to trust, for servers with TLS")
+    options.add_argument(
+        "--deadline",
+        type=_seconds,
+        default=deadline_s,
+        help=f"how many seconds to wait for an answer; {deadline_s:g}",
+    )
+    return options
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) <= _LONGEST_DEADLINE_S:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, more than 0, up to a day")
 
 
 def _spark_options() -> argparse.ArgumentParser:
@@ -84,7 +170,7 @@ def _spark_options() -> argparse.ArgumentParser:
 
 
 def _serve_on_spark(arguments: argparse.Namespace, of_server: Sequence[str]) -> int:
-    from server.on_spark import ServersOnSpark, plan  # noqa: PLC0415
+    from server.launch.on_spark import ServersOnSpark, plan  # noqa: PLC0415
 
     configure(arguments.log_level.upper())
     try:
@@ -104,37 +190,80 @@ def _serve_on_spark(arguments: argparse.Namespace, of_server: Sequence[str]) -> 
     if arguments.master is not None:
         builder = builder.master(arguments.master)
     spark = builder.getOrCreate()
-    asked_to_stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):  # PySpark has its own idea of SIGINT.
-        signal.signal(number, lambda *_: asked_to_stop.set())
+    stop = StopSignals()  # PySpark has its own idea of SIGINT.
     with ServersOnSpark(spark.sparkContext, assignments) as servers:
-        while not asked_to_stop.is_set() and not servers.wait(0):
-            asked_to_stop.wait(_LOOK_S)
+        asked = False
+        while not asked and not servers.wait(0):
+            asked = stop.wait(_LOOK_S)
     spark.stop()
-    if not asked_to_stop.is_set():
+    if not asked:
         print("the Spark application has ended, and the servers with it", file=sys.stderr)
         return 1
     return 0
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    token = os.environ.get(TOKEN_VARIABLE)
+    def lines() -> list[str]:
+        with _reach(arguments, "the first argument").connect() as cluster:
+            return status_lines(cluster.status())
+
+    where = arguments.address or os.environ.get(ADDRESS_VARIABLE) or "a cluster"
+    return _print(lines, f"no status of {where}")
+
+
+def _locks(arguments: argparse.Namespace) -> int:
+    def lines() -> list[str]:
+        with _reach(arguments, "--zookeeper").connect() as cluster:
+            if arguments.action == "list":
+                return locks_command.list_lines(cluster, arguments.table)
+            if arguments.action == "forget":
+                return [locks_command.forget(cluster, arguments.table, arguments.owner)]
+            released = locks_command.release(
+                cluster,
+                arguments.table,
+                arguments.owner,
+                force=arguments.force,
+                deadline_s=arguments.deadline,
+            )
+            return [str(released)]
+
+    with _telling():
+        return _print(lines, f"tallybook locks {arguments.action}")
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Show what a writer says: an undo of many millions of rows takes minutes."""
+    log, handler = logging.getLogger("recovery"), logging.StreamHandler()
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
-        if arguments.token_file is not None:
-            token = arguments.token_file.read_text().strip()
-        with connect(
-            arguments.address,
-            token=token or None,
-            tls_root=arguments.tls_root,
-            credentials=credentials_from(os.environ),
-            deadline_s=arguments.deadline,
-            attempt_s=arguments.deadline,
-        ) as cluster:
-            servers = cluster.status()
-    except (TallybookError, CoordinationError, OSError) as exc:
-        print(f"no status of {arguments.address}: {exc}", file=sys.stderr)
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def _reach(arguments: argparse.Namespace, how: str) -> Reach:
+    return Reach(
+        address=find_address(arguments.address, how, os.environ),
+        token_file=arguments.token_file,
+        tls_root=arguments.tls_root,
+        deadline_s=arguments.deadline,
+    )
+
+
+def _print(lines: Callable[[], list[str]], what: str) -> int:
+    """Print the lines, or the error that comes in their place: one line, too."""
+    try:
+        print("\n".join(lines()))
+    except _ERRORS as exc:
+        print(f"{what}: {' '.join(str(exc).split())}", file=sys.stderr)
         return 1
-    print("\n".join(status_lines(servers)))
+    except KeyboardInterrupt:
+        print(f"{what}: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -154,9 +283,7 @@ def status_lines(servers: Iterable[dict[str, Any]]) -> list[str]:
         for cells in found or [("-",) * 5]:
             rows.append((*who, *cells))
             who = ("", "", "")
-    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in rows]
-    return [*lines, *problems]
+    return [*aligned(rows), *problems]
 
 
 def _unopened_cells(bucket: dict[str, Any]) -> tuple[str, ...]:

@@ -13,14 +13,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import settings
 
-from merge_engine.bucket import Bucket
-from merge_engine.log import wall_clock_ms
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Schema
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.storage import LocalStorage, ObjectStorage
-from merge_engine.stored import SchemaHistory
-from merge_engine.table import Table
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.log import wall_clock_ms
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.results import UndoResult
+from merge_engine.bucket.undo import UndoRange
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from merge_engine.storage.objects import LocalStorage, ObjectStorage
+from recovery.embedded.table import Table
 
 # Models and worlds assert, too: let pytest say what was compared, as it does in tests. Here, before
 # anything imports them.
@@ -29,8 +31,8 @@ pytest.register_assert_rewrite(
     "tests.property.lock_model",
     "tests.property.lock_world",
     "tests.property.modelled_table",
-    "tests.writer_model",
-    "tests.writer_world",
+    "tests.support.writer_model",
+    "tests.support.writer_world",
 )
 
 settings.register_profile("default", deadline=None, print_blob=True)
@@ -63,6 +65,20 @@ def rows_of(source: Bucket | Table) -> dict[int, tuple[Any, ...]]:
             assert key not in found, f"the scan shows key {key} twice"
             found[key] = tuple(values)
     return found
+
+
+def undo(
+    bucket: Bucket,
+    debtor: str,
+    columns: Sequence[str],
+    from_offset: int,
+    *,
+    until: int | None = None,
+    **how: Any,
+) -> UndoResult:
+    """Undo in a bucket, by the names of columns: buckets go by ids."""
+    ids = [column.id for column in bucket.history.current.values(columns)]
+    return bucket.undo(debtor, ids, UndoRange(from_offset, until), **how)
 
 
 class BucketFactory:

@@ -25,7 +25,7 @@ from pyroaring import BitMap, BitMap64
 from merge_engine.aggregates.arrays import first_true
 from merge_engine.aggregates.base import Fault
 from merge_engine.aggregates.serialized import Damaged, SerializedSet
-from merge_engine.types import type_name
+from merge_engine.schema.types import type_name
 
 _WITH_RUNS = 12347
 _ARRAY_LIMIT = 4096

@@ -5,11 +5,11 @@ from typing import ClassVar
 import pyarrow as pa
 
 from merge_engine.aggregates.arrays import choose
-from merge_engine.aggregates.base import AggregateFunction, Starts
+from merge_engine.aggregates.base import Starts, ValueIsState
 from merge_engine.aggregates.ordering import ORDERED_TYPES, Preference, is_ordered
 
 
-class _Extreme(AggregateFunction):
+class _Extreme(ValueIsState):
     """The value that is preferred to all others; its subclasses differ in their preference."""
 
     supported_types: ClassVar[str] = ORDERED_TYPES
@@ -18,13 +18,6 @@ class _Extreme(AggregateFunction):
     @classmethod
     def supports(cls, result_type: pa.DataType) -> bool:
         return is_ordered(result_type)
-
-    @property
-    def state_type(self) -> pa.DataType:
-        return self.result_type
-
-    def lift(self, values: pa.Array, order: pa.Array | None = None) -> pa.Array:  # noqa: ARG002
-        return values
 
     def combine(self, older: pa.Array, newer: pa.Array) -> pa.Array:
         return choose(self.preference.newer_wins(older, newer), older, newer)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from merge_engine.aggregates.arrays import to_numbers, valid_mask
-from merge_engine.codec import encode
-from merge_engine.ragged import validity, with_validity
+from merge_engine.encoding.codec import encode
+from merge_engine.encoding.ragged import validity, with_validity
 
 Codes = npt.NDArray[np.int32]
 

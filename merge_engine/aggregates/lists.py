@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from merge_engine.aggregates.arrays import Indices, Mask, any_in_runs, valid_mask, validity_buffer
 from merge_engine.aggregates.base import Starts
-from merge_engine.ragged import ranges
+from merge_engine.encoding.ragged import ranges
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,8 +20,8 @@ from merge_engine.aggregates.arrays import (
     to_numbers,
     valid_mask,
 )
-from merge_engine.aggregates.base import AggregateFunction, Fault, Rows, Starts
-from merge_engine.types import type_name
+from merge_engine.aggregates.base import Fault, Rows, Starts, ValueIsState
+from merge_engine.schema.types import type_name
 
 NUMBER_TYPES = "TINYINT, SMALLINT, INT, BIGINT, FLOAT, DOUBLE and DECIMAL"
 
@@ -44,7 +44,7 @@ def is_number(data_type: pa.DataType) -> bool:
     )
 
 
-class Sum(AggregateFunction):
+class Sum(ValueIsState):
     """The sum of the values that are not null.
 
         lift(x) = x
@@ -60,13 +60,6 @@ class Sum(AggregateFunction):
     @classmethod
     def supports(cls, result_type: pa.DataType) -> bool:
         return is_number(result_type)
-
-    @property
-    def state_type(self) -> pa.DataType:
-        return self.result_type
-
-    def lift(self, values: pa.Array, order: pa.Array | None = None) -> pa.Array:  # noqa: ARG002
-        return values
 
     def combine(self, older: pa.Array, newer: pa.Array) -> pa.Array:
         valid = valid_mask(older) | valid_mask(newer)
@@ -147,7 +140,7 @@ class Count(Sum):
             raise Fault(culprit, f"a count of {states[culprit]} is negative")
 
 
-class Product(AggregateFunction):
+class Product(ValueIsState):
     """The product of the values that are not null.
 
         lift(x) = x
@@ -167,13 +160,6 @@ class Product(AggregateFunction):
         if pa.types.is_decimal128(result_type):
             return bool(result_type.precision <= _PRODUCT_DIGITS)
         return is_number(result_type)
-
-    @property
-    def state_type(self) -> pa.DataType:
-        return self.result_type
-
-    def lift(self, values: pa.Array, order: pa.Array | None = None) -> pa.Array:  # noqa: ARG002
-        return values
 
     def combine(self, older: pa.Array, newer: pa.Array) -> pa.Array:
         if pa.types.is_decimal(self.result_type):

@@ -5,9 +5,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from merge_engine.errors import SchemaError
-from merge_engine.soundness import is_text
-from merge_engine.types import parse_type
+from foundation.errors import SchemaError
+from merge_engine.encoding.soundness import is_text
+from merge_engine.schema.types import parse_type
 
 
 def read_text(value: Any) -> str:

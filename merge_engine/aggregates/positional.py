@@ -15,7 +15,7 @@ from merge_engine.aggregates.arrays import Indices, Mask, choose, valid_mask
 from merge_engine.aggregates.base import AggregateFunction, Fault, Rows, Starts
 from merge_engine.aggregates.ordering import ORDERED_TYPES, Preference, is_ordered, pick_end
 from merge_engine.aggregates.parameters import read_name, read_type
-from merge_engine.types import type_name
+from merge_engine.schema.types import type_name
 
 DEFAULT_ORDER_TYPE = pa.timestamp("us", tz="UTC")
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from foundation.errors import SchemaError
+from foundation.suggestions import did_you_mean
 from merge_engine.aggregates import (
     average,
     bitmaps,
@@ -19,9 +21,7 @@ from merge_engine.aggregates import (
     sketches,
 )
 from merge_engine.aggregates.base import AggregateFunction
-from merge_engine.errors import SchemaError
-from merge_engine.suggestions import did_you_mean
-from merge_engine.types import type_name
+from merge_engine.schema.types import type_name
 
 
 class AggFunction(Enum):

@@ -38,7 +38,7 @@ from merge_engine.aggregates.ordering import ORDERED_TYPES, is_ordered
 from merge_engine.aggregates.parameters import read_whole_number
 from merge_engine.aggregates.serialized import SerializedSet
 from merge_engine.aggregates.sketch_layout import check_hll, check_theta, hll_in_one_form
-from merge_engine.types import type_name
+from merge_engine.schema.types import type_name
 
 DEFAULT_LG_K = 12
 

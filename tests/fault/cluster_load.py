@@ -27,19 +27,21 @@ from typing import Any, cast
 import pyarrow as pa
 from kazoo.client import KazooClient
 
-from locks import BucketKey, Coordinator, LeadKey, ZooKeeperStore
-from merge_engine import Retryable, Token, UnknownOutcome
-from merge_engine.batch import read_keys
-from merge_engine.routing import route
-from server import wire
-from server.calls import Calls
-from server.client import Cluster, connect
-from server.connections import Access, Connections
-from server.directory import Directory
-from server.local_cluster import LocalCluster, LocalServer
-from server.remote_table import RemoteTable
+from foundation.errors import Retryable, UnknownOutcome
+from foundation.ids import BucketId, LeadKey, Token
+from locks.coordinator import Coordinator
+from locks.store.zookeeper import ZooKeeperStore
+from merge_engine.merging.batch import read_keys
+from merge_engine.merging.routing import route
+from server.client.cluster import Cluster, connect
+from server.client.connections import Connections, ServerCredentials
+from server.client.leader_calls import LeaderCalls
+from server.client.leader_directory import LeaderDirectory
+from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster, LocalServer
+from server.protocol import wire
 from tests.conftest import schema_of
-from tests.zookeeper_server import needs_java, wait_until
+from tests.support.zookeeper_server import needs_java, wait_until
 
 SESSION_TIMEOUT_S = 2.0
 ATTEMPT_S = 1.5
@@ -241,7 +243,7 @@ def looked_up(table: RemoteTable) -> Counter[tuple[int, str]]:
 def replayed(table: RemoteTable) -> Counter[tuple[int, str]]:
     """Return what the changelog leads to, record by record, each from where the last one ended."""
     found: Counter[tuple[int, str]] = Counter()
-    for bucket in table.bucket_keys():
+    for bucket in table.bucket_ids():
         last_offset = -1
         for part in table.changelog(bucket, isolation="latest"):
             for row in part.to_pylist():
@@ -350,7 +352,7 @@ def _stop_before_the_end(_: wire.Checksum) -> bytes:
 # --- A client that asks one server only ---------------------------------------------------------
 
 
-class _Forced(Directory):
+class _Forced(LeaderDirectory):
     """Says of every bucket that it is there."""
 
     def __init__(self, client: Cluster, address: str) -> None:
@@ -361,13 +363,13 @@ class _Forced(Directory):
         return self._address
 
 
-class _CallsTo(Calls):
+class _CallsTo(LeaderCalls):
     """Calls to one server, whoever leads, and each only once."""
 
     def __init__(self, client: Cluster, address: str, attempt_s: float) -> None:
         super().__init__(
             lambda: client.coordinator,
-            Connections(Access()),
+            Connections(ServerCredentials()),
             deadline_s=attempt_s,
             attempt_s=attempt_s,
         )
@@ -380,7 +382,7 @@ class _CallsTo(Calls):
 class _AccessTo:
     """As much of a cluster as a table needs to write and read."""
 
-    def __init__(self, client: Cluster, calls: Calls) -> None:
+    def __init__(self, client: Cluster, calls: LeaderCalls) -> None:
         self._client, self.calls = client, calls
 
     @property
@@ -404,13 +406,13 @@ def table_at(
 # --- Who leads, and faults --------------------------------------------------------------------
 
 
-def leaders(client: Cluster, table: RemoteTable) -> dict[BucketKey, str]:
+def leaders(client: Cluster, table: RemoteTable) -> dict[BucketId, str]:
     """Return the addresses of the buckets' leaders, of those that have one."""
-    servers = {server.name: server.address for server in client.coordinator.list_servers()}
+    servers = {server.name: server.address for server in client.coordinator.servers.all()}
     return {
         key: servers[name]
-        for key in table.bucket_keys()
-        for name in [client.coordinator.leader_of(LeadKey(table.table_id, key))]
+        for key in table.bucket_ids()
+        for name in [client.coordinator.leaders.leader_of(LeadKey(table.table_id, key))]
         if name in servers
     }
 
@@ -437,7 +439,7 @@ def keys_led_by(client: Cluster, table: RemoteTable, server: LocalServer) -> lis
 
 def sessions_at(client: Cluster, address: str | None) -> set[str]:
     """Return the names of the sessions that a server has, or had until just now."""
-    return {each.name for each in client.coordinator.list_servers() if each.address == address}
+    return {each.name for each in client.coordinator.servers.all() if each.address == address}
 
 
 def end_session(cluster: LocalCluster, client: Cluster) -> None:

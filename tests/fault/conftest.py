@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.client import Cluster
-from server.local_cluster import LocalCluster
+from server.client.cluster import Cluster
+from server.launch.local_cluster import LocalCluster
 from tests.fault.cluster_load import client_of, local_cluster
 
 

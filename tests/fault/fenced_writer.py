@@ -4,20 +4,28 @@ For tests of servers and locks together, before there is a sink: it starts over 
 """
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from locks import BucketKey, ColumnLock, CoordinationError
-from merge_engine import Retryable, Token, UndoRange, UnknownOutcome
-from recovery.errors import NotFenced, NotLeader
-from recovery.guard import Writer
-from server.client import Cluster
-from server.remote_table import RemoteTable
+from foundation.errors import (
+    Retryable,
+    StartOver,
+    UnknownOutcome,
+)
+from foundation.ids import BucketId, Token
+from locks.column_locks.column_lock import ColumnLock
+from merge_engine.bucket.undo import UndoRange
+from recovery.leader.fenced_writers import Writer
+from recovery.writer.access import Answers, DebtUndo, Grant, GrantedRows
+from recovery.writer.rows import Rows
+from server.client.cluster import Cluster
+from server.client.puts import put_granted
+from server.client.remote_table import RemoteTable
+from server.client.writer_access import RemoteAccess
 from tests.fault.cluster_load import DEADLINE_S, Batch
 
 COLUMNS = ("total", "rows")
 # What a fresh start can cure: a leader that moved or died, at whatever step.
-CURABLE = (NotLeader, NotFenced, Retryable, UnknownOutcome, CoordinationError)
+CURABLE = (StartOver, Retryable, UnknownOutcome)
 
 
 class FencedWriter:
@@ -28,7 +36,7 @@ class FencedWriter:
         self.table = table
         self.owner = owner
         self.lock: ColumnLock | None = None
-        self.terms: dict[BucketKey, int] = {}
+        self.terms: dict[BucketId, int] = {}
         self.restarts: list[Exception] = []
 
     @property
@@ -38,54 +46,53 @@ class FencedWriter:
         return Writer(self.owner, self.lock.epoch)
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The same, as the calls carry it."""
-        return {"writer": self.owner, "epoch": self.writer.epoch}
+    def access(self) -> RemoteAccess:
+        """The calls themselves."""
+        return RemoteAccess(self._client, self.table)
 
     def start_over(self) -> None:
         """Acquire, fence, pay the debts, and get ready."""
         known = self.lock
-        self.lock = self._client.coordinator.acquire(
+        self.lock = self._client.coordinator.locks.acquire(
             self.table.definition.table,
             self.owner,
             COLUMNS,
             only_epoch=None if known is None else known.epoch,
         )
-        keys = self.table.bucket_keys()
+        keys = self.table.bucket_ids()
         columns = sorted({*self.lock.columns, *(c for d in self.lock.debts for c in d.columns)})
-        self.terms, _ = self.table.call(
-            "fence", {**self.fields, "columns": columns}, {k: [] for k in keys}, answer="terms"
-        )
+        access, writer = self.access, self.writer
+        self.terms = dict(access.fence(writer, columns, keys).results)
         for debt in self.lock.debts:
-            fields = {**self.fields, "debtor": debt.owner, "columns": list(debt.columns)}
             rest = {key: UndoRange(debt.offsets.get(key, 0)) for key in keys}
             while rest:
-                undone, _ = self.table.undo_some(fields, rest, self.terms)
+                wanted = DebtUndo(
+                    writer=writer,
+                    terms=self.terms,
+                    debtor=debt.owner,
+                    columns=debt.columns,
+                    ranges=rest,
+                )
+                undone = access.undo(wanted).results
                 rest = {key: one.rest for key, one in undone.items() if one.rest is not None}
-        ends, sessions = self.table.call(
-            "end_recovery", self.fields, self._terms(), answer="ends", patient=False
-        )
-        self.lock.ready(ends, sessions)
+        ended = access.end_recovery(writer, self.terms)
+        self.lock.ready(ended.results, ended.sessions)
 
     def put(self, batch: Batch) -> frozenset[str]:
         """Write the rows of a batch, and return the sessions that answered."""
-        result = self.table.put(
-            batch.to_arrow(),
-            columns=COLUMNS,
+        grant = Grant(
+            writer=self.writer,
             owner=self.owner,
             token=Token(self.writer.epoch, batch.number),
-            writer=self.writer,
             terms=self.terms,
         )
-        return result.sessions
+        rows = Rows(data=batch.to_arrow(), columns=COLUMNS)
+        return put_granted(self.table.caller, GrantedRows(grant, rows)).sessions
 
-    def seal(
-        self, batch: Batch, at: RemoteTable | None = None
-    ) -> tuple[Mapping[BucketKey, int], frozenset[str]]:
+    def seal(self, batch: Batch, at: RemoteTable | None = None) -> Answers[int]:
         """Seal a batch in all buckets; `at`: through this view of the table."""
-        rows = self._terms()
-        fields = {**self.fields, "batch": batch.number}
-        return (at or self.table).call("seal", fields, rows, answer="ends", patient=False)
+        access = RemoteAccess(self._client, at or self.table)
+        return access.seal(self.writer, self.terms, batch.number)
 
     def recover(self) -> None:
         """Start over until it succeeds."""
@@ -103,8 +110,8 @@ class FencedWriter:
             assert self.lock is not None
             if self.lock.batch < batch.number:
                 answered = self.put(batch)
-                ends, sessions = self.seal(batch)
-                self.lock.commit(batch.number, ends, sessions | answered)
+                sealed = self.seal(batch)
+                self.lock.commit(batch.number, sealed.results, sealed.sessions | answered)
 
         self._until_cured(attempt)
 
@@ -118,6 +125,3 @@ class FencedWriter:
                 self.restarts.append(exc)
                 if time.monotonic() > deadline:
                     raise
-
-    def _terms(self) -> dict[BucketKey, list[int]]:
-        return {key: [term] for key, term in self.terms.items()}

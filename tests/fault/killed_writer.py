@@ -20,12 +20,13 @@ from typing import Any
 import pyarrow as pa
 
 import merge_engine
-from merge_engine.aggregates import AggFunction
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Schema
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.segment import Token
-from merge_engine.table import Table, TablePutResult
+from foundation.ids import Token
+from merge_engine.aggregates.registry import AggFunction
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.results import PutResult
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from recovery.embedded.table import Table
 
 BUCKETS = 2
 KEYS = 12
@@ -127,7 +128,7 @@ def to_batch(step: Step) -> pa.Table:
     )
 
 
-def send(table: Table, step: Step) -> TablePutResult:
+def send(table: Table, step: Step) -> PutResult:
     """Do a put or a delete."""
     columns, batch = OWNERS[step.owner], to_batch(step)
     if step.kind == "delete":

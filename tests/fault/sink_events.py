@@ -15,10 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from merge_engine import AggFunction, Schema, SchemaBuilder
-from server.remote_table import RemoteTable
+from merge_engine.aggregates.registry import AggFunction
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from server.client.remote_table import RemoteTable
 from tests.property.models import model_fold, same
-from tests.sinks import write_file
+from tests.support.sinks import write_file
 
 ROWS = 30
 DAYS = [dt.date(2026, 5, day) for day in (1, 2, 3)]

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from sink.aggregate_sink import AggregateSink
-from tests.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import SHORT_LIVED, quiet_spark
 
 
 def main(settings: dict[str, Any]) -> None:

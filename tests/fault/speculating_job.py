@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-from merge_engine.failpoints import arm
+from foundation.failpoints import arm
 from sink import executors
 from sink.aggregate_sink import AggregateSink
-from tests.sinks import write_file
-from tests.spark_session import quiet_spark
-from tests.zookeeper_server import wait_until
+from tests.support.sinks import write_file
+from tests.support.spark_session import quiet_spark
+from tests.support.zookeeper_server import wait_until
 
 WAIT_S = 60.0
 

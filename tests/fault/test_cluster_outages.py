@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from server.client import Cluster
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster
 from tests.fault.cluster_load import (
     BUCKETS,
     LONGER,
@@ -29,7 +29,7 @@ from tests.fault.cluster_load import (
     rounds,
     wait_until_led,
 )
-from tests.zookeeper_server import wait_until
+from tests.support.zookeeper_server import wait_until
 
 _numbers = count()
 

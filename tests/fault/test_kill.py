@@ -23,10 +23,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from merge_engine.hashing import bucket_of
-from merge_engine.segment import SegmentKind, decode_segment
-from merge_engine.table import Table
+from foundation.failpoints import ENVIRONMENT_VARIABLE
+from merge_engine.bucket.segment import SegmentKind, decode_segment
+from merge_engine.merging.hashing import bucket_of
+from recovery.embedded.table import Table
 from tests.fault.killed_writer import (
     BUCKETS,
     OPTIONS,

@@ -15,20 +15,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine import BatchTooLarge, Overflow, Retryable
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from recovery.access import Grant
-from recovery.redo import RedoLog
-from recovery.rows import Rows
-from recovery.writer import TableWriter
-from server.client import Cluster
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
-from server.uploads import LargePut
+from foundation.errors import BatchTooLarge, Overflow, Retryable
+from foundation.failpoints import ENVIRONMENT_VARIABLE
+from recovery.writer.access import Grant, GrantedRows
+from recovery.writer.redo import RedoLog
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.client.uploads import LargePut
+from server.launch.local_cluster import LocalCluster
 from tests.conftest import schema_of
 from tests.fault.cluster_load import DEADLINE_S, LONGER, client_of, local_cluster
-from tests.small_disk import small_file_system
-from tests.zookeeper_server import wait_until
+from tests.support.small_disk import small_file_system
+from tests.support.works import PutBy
+from tests.support.zookeeper_server import wait_until
 
 SCHEMA = schema_of(total=(pa.int64(), "sum"), last=(pa.string(), "last_value"))
 COLUMNS = ["total", "last"]
@@ -98,7 +99,7 @@ def check(table: RemoteTable, batches: int) -> None:
     assert set(found["total"]) == {2 * batches}
     assert set(found["last"]) == {f"second of batch {batches - 1}"}
     replayed: dict[int, Any] = {}
-    for bucket in table.bucket_keys():
+    for bucket in table.bucket_ids():
         for part in table.changelog(bucket):
             for row in part.to_pylist():
                 if row["_change_type"] in ("insert", "update_postimage"):
@@ -180,11 +181,11 @@ def test_a_server_that_is_killed_anywhere_in_a_large_batch_has_written_it_once(
 
 def _die_in_a_batch(writer: TableWriter) -> None:
     def put(grant: Grant) -> Any:
-        writer.access.put(grant, writer._named(rows(1)))
+        writer.access.put(GrantedRows(grant, writer._named(rows(1))))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        writer.run(1, put)
+        writer.run(1, PutBy(put))
 
 
 def _start_again(cluster: LocalCluster) -> None:
@@ -231,7 +232,7 @@ def test_of_two_tasks_with_one_token_the_second_goes_on_with_the_first(
     real = LargePut._advance
 
     def advance_once(self: LargePut, upload: Any, try_only: bool) -> Any:
-        self._action(upload, "advance", self._to_advance(upload, try_only=try_only))
+        self._call(upload, self._to_advance(upload, try_only=try_only))
         raise Died
 
     with writer_of(table) as writer:
@@ -242,12 +243,12 @@ def test_of_two_tasks_with_one_token_the_second_goes_on_with_the_first(
                 patched.setattr(LargePut, "_advance", advance_once)
                 patched.setattr(LargePut, "close", lambda *_: None)
                 with pytest.raises(Died):
-                    access.put(grant, writer._named(rows(0)))
+                    access.put(GrantedRows(grant, writer._named(rows(0))))
             patched.undo()
             assert LargePut._advance is real
-            return access.put(grant, writer._named(rows(7)))
+            return access.put(GrantedRows(grant, writer._named(rows(7))))
 
-        writer.run(0, twice, rows(0))
+        writer.run(0, PutBy(twice, rows(0)))
     check(table, 1)
 
 

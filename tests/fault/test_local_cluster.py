@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from locks import AccessDenied, ServerNotStarted
-from server.client import connect
-from server.local_cluster import LocalCluster
+from foundation.errors import AccessDenied, ServerNotStarted
+from server.client.cluster import connect
+from server.launch.local_cluster import LocalCluster
 from tests.fault.cluster_load import (
     BUCKETS,
     REPOSITORY,
@@ -24,11 +24,11 @@ from tests.fault.cluster_load import (
     client_of,
     local_cluster,
 )
-from tests.zookeeper_server import needs_java, wait_until
+from tests.support.zookeeper_server import needs_java, wait_until
 
 _PARENT = """
 import json, sys, threading
-from server.local_cluster import LocalCluster
+from server.launch.local_cluster import LocalCluster
 
 with LocalCluster(sys.argv[1], servers=2, session_timeout_s=2) as cluster:
     pids = [cluster.zookeeper.pid, *(server.pid for server in cluster.servers)]

@@ -1,6 +1,7 @@
 """Scans while connections break, leaders move, servers die and ZooKeeper is away.
 
-Every row comes exactly once, as of one offset; or the scan says that it is to be begun again.
+Every row comes exactly once. At a cut that is so whatever happens; without one, a scan whose leader
+goes says that it is to be begun again.
 `TALLYBOOK_EXAMPLES` makes a longer run; a failure prints its seed.
 """
 
@@ -10,22 +11,22 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey
-from server.bucket_rows import BucketRows
-from server.client import Cluster
-from server.errors import UnknownOrExpiredScannerError
-from server.limits import ScannerLimits
-from server.local_cluster import LocalCluster, LocalServer
-from server.remote_table import RemoteTable
-from server.table_scan import Rows
-from server.tablet_server import TabletServer
+from foundation.errors import UnknownOrExpiredScannerError
+from foundation.ids import BucketId
+from recovery.reader.table_scan import RowStream
+from server.client.bucket_rows import BucketRows
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster, LocalServer
+from server.tablet.limits import ScannerLimits
+from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of
 from tests.fault.cluster_load import (
     ATTEMPT_S,
@@ -35,9 +36,9 @@ from tests.fault.cluster_load import (
     rounds,
     wait_until_led,
 )
-from tests.flight_proxy import FlightProxy, lead_through
-from tests.raw_flight import client_of, running
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from tests.support.flight_proxy import FlightProxy, lead_through
+from tests.support.raw_flight import client_of, running
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 SCHEMA = schema_of(a=(pa.int64(), "sum"), note=(pa.string(), "last_value"))
 # More than goes over the wire before anybody reads it, so that a scan can be met in the middle.
@@ -83,7 +84,7 @@ def test_a_connection_that_breaks_again_and_again_gives_every_row_once(
     keys = list(range(3_000))
     sizes = [chance.randrange(1, 200_000) for _ in range(6)]
     batch_rows = chance.choice([10, 100, 1_000])
-    monkeypatch.setattr("server.scanning._MOST_BATCH_ROWS", batch_rows)
+    monkeypatch.setattr("server.tablet.scanning._MOST_BATCH_ROWS", batch_rows)
     with ExitStack() as stack:
         stack.enter_context(noted(seed))(f"batches of {batch_rows} rows, cuts after {sizes} bytes")
         writer = stack.enter_context(client_of(zookeeper))
@@ -159,23 +160,26 @@ def leader_of(cluster: LocalCluster, client: Cluster, table: RemoteTable) -> Loc
     return leader
 
 
-def open_rows(table: RemoteTable, bucket: BucketKey) -> Rows:
+def open_rows(table: RemoteTable, bucket: BucketId) -> RowStream:
     """Open a bucket's scanner; not a row has come when this returns."""
-    rows = table.scan(buckets=[bucket])._open_rows(bucket, None)
+    rows = table.scan(buckets=[bucket], isolation="latest")._open_rows(bucket, None)
     assert rows.offset > 0
     return rows
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "kill and start"])
-def test_a_leader_that_goes_in_the_middle_of_a_scan_ends_it(
+def test_a_leader_that_goes_in_the_middle_of_a_scan_ends_it_unless_it_is_at_a_cut(
     how: str, cluster: LocalCluster, client: Cluster, one_bucket: RemoteTable
 ) -> None:
     table = one_bucket
     expected = fill_wide(table)
     leader = leader_of(cluster, client, table)
-    seen = iter(table.scan())
-    first = next(seen)
-    unseen = open_rows(table, BucketKey(0, 0))
+    seen, at_a_cut = iter(table.scan(isolation="latest")), iter(table.scan())
+    first, begun = next(seen), [next(at_a_cut)]
+    table.put({"k": [*range(0, WIDE_ROWS, 2), -1], "a": [1] * (WIDE_ROWS // 2 + 1)})
+    table.delete({"k": list(range(1, WIDE_ROWS, 4))})
+    now = values_of(table.scan(["a"]).to_arrow().to_batches())
+    unseen = open_rows(table, BucketId(0, 0))
     # As if its connection had broken before the first row was here.
     unseen._stream = None  # type: ignore[attr-defined]
     if how == "stop":
@@ -189,11 +193,13 @@ def test_a_leader_that_goes_in_the_middle_of_a_scan_ends_it(
         _read_to_the_end(seen, at_most=WIDE_ROWS - first.num_rows)
     if how == "kill and start":  # It gets the bucket back: not while the next one is read.
         wait_until(lambda: [*leaders(client, table).values()] == [leader.address], "it leads again")
+    # The next leader has later rows, and shows those of the cut, from where the last one ended.
+    assert values_of([*begun, *at_a_cut]) == expected
     # Nobody has seen a row of this one: it begins again by itself, behind the new leader's mark.
     before = unseen.offset
-    assert values_of(list(unseen)) == expected
+    assert values_of(list(unseen)) == now
     assert unseen.offset > before
-    assert values_of(table.scan().to_arrow().to_batches()) == expected
+    assert values_of(table.scan().to_arrow().to_batches()) == now
 
 
 def test_a_leader_that_hangs_is_left_for_the_next_one(
@@ -201,11 +207,12 @@ def test_a_leader_that_hangs_is_left_for_the_next_one(
 ) -> None:
     expected = fill_wide(one_bucket)
     leader = leader_of(cluster, client, one_bucket)
-    seen = iter(one_bucket.scan())
-    first = next(seen)
+    seen, at_a_cut = iter(one_bucket.scan(isolation="latest")), iter(one_bucket.scan())
+    first, begun = next(seen), [next(at_a_cut)]
     with paused(leader.pid):
         with pytest.raises(UnknownOrExpiredScannerError, match="leads the bucket by now"):
             _read_to_the_end(seen, at_most=WIDE_ROWS - first.num_rows)
+        assert values_of([*begun, *at_a_cut]) == expected
         assert values_of(one_bucket.scan().to_arrow().to_batches()) == expected
 
 
@@ -245,13 +252,14 @@ def test_rows_that_are_taken_whole_come_while_leaders_move(
     wait_until_led(client, table, cluster.servers)
     expected = fill_wide(table)
     stopping = threading.Event()
+    isolations = cycle(["committed", "latest"])
     counted = []
 
     def read() -> None:
         while not stopping.is_set():
-            scan = table.scan()
+            scan = table.scan(isolation=next(isolations))
             assert values_of(scan.to_arrow().to_batches()) == expected
-            assert scan.offsets.keys() == set(table.bucket_keys())
+            assert scan.cut or scan.offsets.keys() == set(table.bucket_ids())
             counted.append(1)
 
     def more_scans(number: int) -> None:
@@ -283,7 +291,7 @@ def test_scanners_do_not_keep_a_bucket_from_moving_there_and_back(
     began = len(stays.log_path.read_text())
     for _ in range(2):
         held: list[Any] = []
-        for bucket in table.bucket_keys():
+        for bucket in table.bucket_ids():
             scan = iter(table.scan(buckets=[bucket]))
             next(scan)
             held += [scan, open_rows(table, bucket)]  # One half read, one never.

@@ -14,13 +14,15 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from server import wire
-from server.client import Cluster
-from server.errors import UnknownOrExpiredScannerError
-from server.remote_table import RemoteTable
+from foundation.errors import UnknownOrExpiredScannerError
+from foundation.ids import BucketId
+from recovery.reader.isolation import Isolation
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.protocol.reads import Scan, ScanBegun
 from tests.conftest import schema_of
 from tests.fault.cluster_load import client_of, local_cluster, rounds, wait_until_led
-from tests.zookeeper_server import wait_until
+from tests.support.zookeeper_server import wait_until
 
 SCHEMA = schema_of(a=(pa.int64(), "sum"), note=(pa.string(), "last_value"))
 SCANNERS, ROWS, TTL_S = 200, 4_000, 1.0
@@ -74,9 +76,8 @@ def _one_round(table: RemoteTable, address: str, chance: random.Random) -> None:
             except UnknownOrExpiredScannerError:  # It is slow here, and the time to live is short.
                 assert table.scan(["a"]).to_arrow().num_rows == ROWS
             return
-        stream = connections[at % 8].do_get(flight.Ticket(_ticket(table)))
-        about = wire.decode(stream.read_chunk().app_metadata)
-        assert about.get("offset", int) > 0
+        stream = connections[at % 8].do_get(flight.Ticket(_scan(table).to_body()))
+        assert ScanBegun.from_body(stream.read_chunk().app_metadata).offset > 0
         if fates[at] == "begun":
             stream.read_chunk()
         left_behind.append(stream)
@@ -93,16 +94,13 @@ def _one_round(table: RemoteTable, address: str, chance: random.Random) -> None:
         connection.close()
 
 
-def _ticket(table: RemoteTable) -> bytes:
-    return wire.encode(
-        {
-            "call": "scan",
-            "table": table.table_id,
-            "schema_version": table.schema.version,
-            "buckets": [[0, 0]],
-            "columns": [column.id for column in table.schema.value_columns],
-            "isolation": "committed",
-        }
+def _scan(table: RemoteTable) -> Scan:
+    return Scan(
+        table_id=table.table_id,
+        schema_version=table.schema.version,
+        bucket=BucketId(0, 0),
+        columns=tuple(column.id for column in table.schema.value_columns),
+        isolation=Isolation.COMMITTED,
     )
 
 

@@ -10,10 +10,10 @@ from itertools import count
 
 import pytest
 
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from server.client import Cluster
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
+from foundation.failpoints import ENVIRONMENT_VARIABLE
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster
 from tests.fault.cluster_load import (
     BUCKETS,
     DEADLINE_S,
@@ -26,7 +26,7 @@ from tests.fault.cluster_load import (
     rounds,
     wait_until_led,
 )
-from tests.zookeeper_server import wait_until
+from tests.support.zookeeper_server import wait_until
 
 # Where a server is killed; all of the engine's own failpoints are in test_kill.
 FAILPOINTS = ["leadership.taken", "put.logged:20"]

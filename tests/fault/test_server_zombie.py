@@ -16,18 +16,27 @@ from typing import Any, cast
 
 import pytest
 
-from locks import LeadKey, StaleLeaders
-from locks.paths import server_path
-from locks.store import Delete
-from merge_engine import BucketOptions, Deposed, Retryable, Token, UnknownOutcome, open_storage
-from recovery.errors import WriterRefused
-from recovery.led_bucket import LedBucket
-from server.client import Cluster
-from server.config import ServerConfig
-from server.hosting import Hosting
-from server.local_cluster import LocalCluster, LocalServer
-from server.remote_table import RemoteTable
-from server.tablet_server import TabletServer
+from foundation.errors import (
+    Deposed,
+    Fenced,
+    Retryable,
+    StaleLeaders,
+    StartOver,
+    TooLate,
+    UnknownOutcome,
+)
+from foundation.ids import LeadKey, Token
+from locks.store.base import Delete
+from locks.store.paths import leader_path, server_path
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.storage.objects import open_storage
+from recovery.leader.led_bucket import LedBucket
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster, LocalServer
+from server.tablet.config import ServerConfig
+from server.tablet.hosting import Hosting
+from server.tablet.tablet_server import TabletServer
 from tests.fault.cluster_load import (
     BUCKETS,
     DEADLINE_S,
@@ -52,9 +61,10 @@ from tests.fault.cluster_load import (
     wait_until_led,
 )
 from tests.fault.fenced_writer import FencedWriter
-from tests.zookeeper_proxy import Proxy
-from tests.zookeeper_server import wait_until
+from tests.support.zookeeper_proxy import Proxy
+from tests.support.zookeeper_server import wait_until
 
+REFUSED = (StartOver, Fenced, TooLate)
 DIRECT = 100  # The number of the first writer that sends to the zombie itself.
 _numbers = count()
 
@@ -98,7 +108,7 @@ class Direct:
             ledger.acknowledged.append(batch)
         except UnknownOutcome:
             ledger.doubtful.append(batch)
-        except (WriterRefused, Retryable) as exc:
+        except (*REFUSED, Retryable) as exc:
             self.refused.append(exc)
 
 
@@ -151,7 +161,7 @@ def test_a_server_that_slept_past_its_session_answers_no_look_up_while_zookeeper
                 wake()
                 refused, until = 0, time.monotonic() + 2 * SESSION_TIMEOUT_S
                 while time.monotonic() < until:
-                    with pytest.raises((WriterRefused, Retryable)):
+                    with pytest.raises((*REFUSED, Retryable)):
                         there.lookup(keys)
                     refused += 1
                 assert refused
@@ -230,10 +240,10 @@ class CountedPuts:
         self._connections = cast(Any, client.calls.connections)
         real = self._connections.put
 
-        def put(at: str, *arguments: Any) -> Any:
+        def put(at: str, *arguments: Any, **how: Any) -> Any:
             if at == address:
                 self.begun += 1
-            return real(at, *arguments)
+            return real(at, *arguments, **how)
 
         self._connections.put = put
 
@@ -265,14 +275,14 @@ def test_a_commit_with_the_answers_of_a_server_that_slept_past_its_session_is_re
     zombie = cluster.servers[0]
     [session] = sessions_at(client, zombie.address)
     answered = writer.put(batches[2])
-    ends, sessions = writer.seal(batches[2])
-    assert session in sessions
-    assert answered <= sessions
+    sealed = writer.seal(batches[2])
+    assert session in sealed.sessions
+    assert answered <= sealed.sessions
     with noted(3), paused(zombie.pid) as wake:
         wait_until(lambda: session not in _all_sessions(client), "its session is over", DEADLINE_S)
         assert writer.lock is not None
         with pytest.raises(StaleLeaders):
-            writer.lock.commit(2, ends, sessions)
+            writer.lock.commit(2, sealed.results, sealed.sessions)
         wake()
     check_committed(writer, ledger)
     for batch in batches[2:]:
@@ -310,12 +320,12 @@ def test_what_a_zombie_answers_to_a_fenced_writer_cannot_be_committed(
         wake()
         assert writer.lock is not None
         try:
-            ends, sessions = sealing.result(DEADLINE_S)
-        except (WriterRefused, Retryable):
+            sealed = sealing.result(DEADLINE_S)
+        except (*REFUSED, Retryable):
             pass
         else:
             with pytest.raises(StaleLeaders):
-                writer.lock.commit(1, {**terms, **ends}, sessions)
+                writer.lock.commit(1, {**terms, **sealed.results}, sealed.sessions)
     check_committed(writer, ledger)
 
 
@@ -370,7 +380,7 @@ def test_a_fenced_writer_commits_each_batch_once_whatever_becomes_of_the_servers
 
 
 def _all_sessions(client: Cluster) -> set[str]:
-    return {server.name for server in client.coordinator.list_servers()}
+    return {server.name for server in client.coordinator.servers.all()}
 
 
 # --- Two leaders --------------------------------------------------------------------------------
@@ -381,8 +391,8 @@ def test_of_two_leaders_of_one_bucket_only_the_last_one_writes(
 ) -> None:
     """A usurper opens a bucket behind everybody's back, writes until it is deposed, and again."""
     table = create(client, cluster)
-    key = LeadKey(table.table_id, table.bucket_keys()[0])
-    keys = [each for each, bucket in bucket_of_keys(table).items() if bucket == key.key.number]
+    key = LeadKey(table.table_id, table.bucket_ids()[0])
+    keys = [each for each, bucket in bucket_of_keys(table).items() if bucket == key.bucket.number]
     storage = open_storage(str(logs_of(cluster)))
     usurper = Hosting(storage, tmp_path / "views", BucketOptions())
     usurper.set_table(table.definition)
@@ -429,6 +439,6 @@ def test_a_server_whose_nodes_were_deleted_behind_its_back_is_refused_and_joins_
 
 
 def _delete_nodes(client: Cluster, session: str) -> None:
-    led = [key for key, name in client.coordinator.leaders().items() if name == session]
-    paths = [server_path(session), *(key.path for key in led)]
+    led = [key for key, name in client.coordinator.leaders.all().items() if name == session]
+    paths = [server_path(session), *(leader_path(str(key)) for key in led)]
     client.coordinator.store.transact([Delete(path) for path in paths])

@@ -17,11 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import Fenced
-from merge_engine import InvalidInput
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE, arm
-from recovery.errors import OldEpoch
-from server.remote_table import RemoteTable
+from foundation.errors import Fenced, InvalidInput, OldEpoch
+from foundation.failpoints import ENVIRONMENT_VARIABLE, arm
+from server.client.remote_table import RemoteTable
 from sink import executors
 from sink.aggregate_sink import AggregateSink
 from tests.conftest import SUMS
@@ -35,9 +33,9 @@ from tests.fault.test_sink_kill import (
     IN_AN_UNDO,
     SEED,
 )
-from tests.sinks import Killed, Sinks, sinks_of, stored
-from tests.spark_session import SHORT_LIVED, quiet_spark
-from tests.zookeeper_server import wait_until
+from tests.support.sinks import Killed, Sinks, sinks_of, stored
+from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -140,7 +138,7 @@ def test_a_leader_that_dies_between_the_steps_of_a_batch(
         """Until its session is over, what it answered counts: its rows are in the log."""
         gone = server.address
         server.kill()
-        servers = sinks.client.coordinator.list_servers
+        servers = sinks.client.coordinator.servers.all
         wait_until(lambda: gone not in {one.address for one in servers()}, "its session ended")
         server.start()
 

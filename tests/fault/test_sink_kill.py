@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from merge_engine import AggFunction
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from server.client import Cluster
-from server.local_cluster import LocalCluster
+from foundation.failpoints import ENVIRONMENT_VARIABLE
+from merge_engine.aggregates.registry import AggFunction
+from server.client.cluster import Cluster
+from server.launch.local_cluster import LocalCluster
 from tests.fault.cluster_load import LONGER, REPOSITORY, client_of, local_cluster, noted
 from tests.fault.sink_events import QUERIES, SCHEMA, check_exact, write_source
-from tests.spark_session import needs_java
-from tests.zookeeper_server import wait_until
+from tests.support.spark_session import needs_java
+from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
 

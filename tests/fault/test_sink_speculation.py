@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from locks.guarded import GuardedProcess, last_lines
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from server.local_cluster import LocalCluster
+from foundation.failpoints import ENVIRONMENT_VARIABLE
+from locks.store.child_process import GuardedProcess, last_lines
+from server.launch.local_cluster import LocalCluster
 from tests.conftest import SUMS
 from tests.fault.cluster_load import REPOSITORY, local_cluster
 from tests.fault.speculating_job import Wait, command
-from tests.processes import is_running
-from tests.sinks import parquet_rows, stored, write_file
-from tests.spark_session import SHORT_LIVED, needs_java
-from tests.zookeeper_server import wait_until
+from tests.support.processes import is_running
+from tests.support.sinks import parquet_rows, stored, write_file
+from tests.support.spark_session import SHORT_LIVED, needs_java
+from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -280,8 +280,8 @@ def test_copies_of_slow_tasks_and_their_late_originals_count_everything_once(
         check_speculated(task, outcomes, known)
     for task in (WHILE_OPEN, AFTER_COMMIT):
         check_repeated(task, outcomes)
-    assert outcomes[AFTER_THE_NEXT.attempt(0)]["error"] == "recovery.SealedBatch"
-    assert outcomes[AFTER_RESTART.attempt(0)]["error"] == "recovery.OldEpoch"
+    assert outcomes[AFTER_THE_NEXT.attempt(0)]["error"] == "SealedBatch"
+    assert outcomes[AFTER_RESTART.attempt(0)]["error"] == "OldEpoch"
     # Nothing was cured by writing a batch again.
     for run, batches in enumerate(RUNS):
         status = json.loads((notes / f"status-{run}").read_text())

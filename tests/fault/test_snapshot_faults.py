@@ -15,19 +15,18 @@ from pathlib import Path
 
 import pytest
 
-import recovery.snapshots
-import server.dropped
-from locks import BucketKey, LeadKey
-from merge_engine import SnapshotStorage
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from merge_engine.snapshot import restore_latest
-from merge_engine.view import read_checkpoint
-from server.client import Cluster
-from server.hosting import SNAPSHOTS
-from server.local_cluster import LocalCluster, LocalServer
-from server.remote_table import RemoteTable
-from server.snapshot_lease import SnapshotLease
-from server.table_scan import ScanSource
+import recovery.leader.snapshot_keeper
+import server.tablet.janitor
+from foundation.failpoints import ENVIRONMENT_VARIABLE
+from foundation.ids import BucketId, LeadKey
+from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
+from merge_engine.bucket.view_meta import read_checkpoint
+from recovery.reader.table_scan import ScanSource
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.client.snapshot_lease import SnapshotLease
+from server.launch.local_cluster import LocalCluster, LocalServer
+from server.protocol.definitions import SNAPSHOTS
 from tests.fault.cluster_load import (
     BUCKETS,
     DEADLINE_S,
@@ -42,14 +41,19 @@ from tests.fault.cluster_load import (
     noted,
     wait_until_led,
 )
-from tests.zookeeper_server import wait_until
+from tests.support.zookeeper_server import wait_until
 
 # In an upload, behind the listing, and while files are deleted; in a long run, at many more.
-TAKING = ["snapshot.before_file:4", "snapshot.listed:3"]
+TAKING = ["snapshot.before_file:4"]
 FREEING = ["snapshot.before_delete:3"]
 SLEEPING = ["snapshot.manifest_created:1"]
 if LONGER:
-    TAKING += ["snapshot.checkpointed:2", "snapshot.files_uploaded:5", "snapshot.before_file:30"]
+    TAKING += [
+        "snapshot.listed:3",
+        "snapshot.checkpointed:2",
+        "snapshot.files_uploaded:5",
+        "snapshot.before_file:30",
+    ]
     TAKING += ["snapshot.manifest_created:2"]
     FREEING += ["snapshot.deleted", "snapshot.before_delete:1", "snapshot.deleted:12"]
     FREEING += ["snapshot.swept:4"]
@@ -77,7 +81,7 @@ def table(client: Cluster, cluster: LocalCluster) -> Iterator[RemoteTable]:
     made = client.create_table(name, SCHEMA, buckets=BUCKETS, column_locks=False)
     wait_until_led(client, made, cluster.servers)
     yield made
-    if name in client.coordinator.list_tables():
+    if name in client.coordinator.tables.names():
         client.drop_table(name)
 
 
@@ -96,7 +100,7 @@ def scene(cluster: LocalCluster, client: Cluster, table: RemoteTable, tmp_path: 
     return Scene(cluster, client, table, tmp_path)
 
 
-def newest(table: RemoteTable) -> dict[BucketKey, int]:
+def newest(table: RemoteTable) -> dict[BucketId, int]:
     return {key: found[-1].snapshot_id if found else 0 for key, found in table.snapshots().items()}
 
 
@@ -113,7 +117,7 @@ def wait_for_snapshots(table: RemoteTable, what: str, rounds: int = 1) -> None:
 def orphans(client: Cluster, table: RemoteTable) -> set[str]:
     """Return the objects that no snapshot needs, and what is missing of those there are."""
     wrong: set[str] = set()
-    for key in table.bucket_keys():
+    for key in table.bucket_ids():
         objects = client.storage().child(table.definition.path(key)).child(SNAPSHOTS)
         needed: set[str] = set()
         for one in client.coordinator.snapshots.read(LeadKey(table.table_id, key)).kept:
@@ -155,7 +159,8 @@ def start_to_fail(server: LocalServer, failpoint: str, patch: pytest.MonkeyPatch
 
 def test_every_failpoint_of_the_keeper_and_the_janitor_is_known() -> None:
     texts = [
-        Path(module.__file__ or "").read_text() for module in (recovery.snapshots, server.dropped)
+        Path(module.__file__ or "").read_text()
+        for module in (recovery.leader.snapshot_keeper, server.tablet.janitor)
     ]
     assert {name for text in texts for name in re.findall(r'\bhit\("([^"]+)"\)', text)} == ALL
 
@@ -196,13 +201,12 @@ def test_a_server_that_is_killed_before_it_forgets_a_dropped_table(
         each.start()
     wait_until(
         lambda: (
-            table.table_id
-            not in [one.table.table_id for one in client.coordinator.dropped_tables()]
+            table.table_id not in [one.table.table_id for one in client.coordinator.dropped.all()]
         ),
         "the table is forgotten",
         DEADLINE_S,
     )
-    keys = [BucketKey(0, number) for number in range(BUCKETS)]
+    keys = [BucketId(0, number) for number in range(BUCKETS)]
     at = [client.storage().child(table.definition.path(key)) for key in keys]
     assert not any(each.names() or each.child(SNAPSHOTS).names() for each in at)
 

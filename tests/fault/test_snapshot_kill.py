@@ -16,21 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from merge_engine.bucket import Bucket
-from merge_engine.failpoints import ENVIRONMENT_VARIABLE
-from merge_engine.snapshot import SnapshotStorage, restore_latest
-from merge_engine.snapshot_manifest import (
+from foundation.failpoints import ENVIRONMENT_VARIABLE
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.snapshot_manifest import (
     Manifest,
     decode_manifest,
     is_manifest,
     manifest_name,
 )
-from merge_engine.storage import LocalStorage
-from merge_engine.stored import SchemaHistory
-from merge_engine.view import read_checkpoint
-from tests.buckets import add
+from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
+from merge_engine.bucket.view_meta import read_checkpoint
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.storage.objects import LocalStorage
 from tests.conftest import SUMS, rows_of
 from tests.fault.killed_writer import failpoint_names
+from tests.support.buckets import add
 
 DEADLINE_S = 60
 KEPT = 2

@@ -10,15 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from foundation.errors import TallybookError
-from merge_engine.bucket import Bucket
-from merge_engine.errors import CorruptView, Retryable, StorageFull
-from merge_engine.options import BucketOptions
-from merge_engine.segment import Token
-from merge_engine.storage import LocalStorage
-from merge_engine.stored import SchemaHistory
+from foundation.errors import CorruptView, Retryable, StorageFull, TallybookError
+from foundation.ids import Token
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.storage.objects import LocalStorage
 from tests.conftest import batch, rows_of, schema_of
-from tests.small_disk import small_file_system
+from tests.support.small_disk import small_file_system
 
 # Full disks
 

@@ -8,21 +8,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from foundation.errors import TallybookError
-from merge_engine.errors import (
+from foundation.errors import (
     BatchTooLarge,
     InvalidInput,
     InvalidKey,
     InvalidValue,
     MissingColumn,
     Overflow,
+    TallybookError,
     UnknownColumn,
     WrongType,
 )
-from merge_engine.options import BucketOptions
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.segment import AggMode, Token
-from merge_engine.table import Table
+from foundation.ids import Token
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import AggMode
+from merge_engine.schema.builder import SchemaBuilder
+from recovery.embedded.table import Table
 from tests.conftest import rows_of
 
 SCHEMA = (

@@ -8,23 +8,30 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, Coordinator, LockHeld, StaleLeaders, TableExists, UnknownTable
-from merge_engine import (
+from foundation.errors import (
     InvalidInput,
     InvalidKey,
+    LockHeld,
+    NotFenced,
+    NotLeader,
     Overflow,
-    Schema,
-    SchemaBuilder,
-    Token,
+    SealedBatch,
+    StaleLeaders,
+    TableExists,
     UnknownColumn,
+    UnknownTable,
 )
-from recovery.errors import NotFenced, NotLeader, SealedBatch
-from recovery.guard import Writer
-from recovery.rows import Rows
-from server.client import Cluster, connect
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
-from tests.zookeeper_server import wait_until
+from foundation.ids import BucketId, Token
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from recovery.leader.fenced_writers import Writer
+from recovery.writer.access import Grant, GrantedRows
+from recovery.writer.rows import Rows
+from server.client.cluster import Cluster, connect
+from server.client.remote_table import RemoteTable
+from server.client.writer_access import RemoteAccess
+from server.launch.local_cluster import LocalCluster
+from tests.support.zookeeper_server import wait_until
 
 
 def build_schema(*, partitioned: bool) -> Schema:
@@ -79,8 +86,11 @@ def rows_of(table: RemoteTable, keys: int = 30, **arguments: Any) -> dict[int, A
 
 
 def put(table: RemoteTable, amounts: dict[int, int], **arguments: Any) -> Any:
-    data = {"day": ["mo"] * len(amounts), "id": list(amounts), "orders": list(amounts.values())}
-    return table.put(data, **arguments)
+    return table.put(rows(amounts), **arguments)
+
+
+def rows(amounts: dict[int, int]) -> dict[str, list[Any]]:
+    return {"day": ["mo"] * len(amounts), "id": list(amounts), "orders": list(amounts.values())}
 
 
 # Tables
@@ -115,7 +125,6 @@ def test_an_impossible_number_of_buckets_is_refused(
 def test_puts_merge_and_lookups_answer_in_the_order_asked(table: RemoteTable) -> None:
     result = put(table, {number: number for number in range(20)})
     assert (result.rows, result.changed) == (20, 20)
-    assert len(result.sessions) == 2
     put(table, {3: 100, 4: 100})
     found = table.lookup({"day": ["mo"] * 4, "id": [4, 99, 3, 4]}, ["orders"])
     assert found.to_pylist() == [
@@ -166,7 +175,7 @@ def test_the_changelog_tells_every_change_and_where_to_go_on(table: RemoteTable)
     put(table, {1: 10})
     seen: dict[int, list[tuple[str, int]]] = {}
     following = {}
-    for key in table.bucket_keys():
+    for key in table.bucket_ids():
         changes = table.changelog(key)
         for batch in changes:
             for row in batch.to_pylist():
@@ -184,7 +193,7 @@ def test_the_changelog_tells_every_change_and_where_to_go_on(table: RemoteTable)
     ]
     assert [row["orders"] for row in later] == [11, 111]
     with pytest.raises(Exception, match="is not in the log"):
-        list(table.changelog(BucketKey(0, 0), 999))
+        list(table.changelog(BucketId(0, 0), 999))
 
 
 def test_many_threads_share_one_client(table: RemoteTable) -> None:
@@ -220,12 +229,12 @@ def test_partitions_come_with_the_rows_and_go_when_dropped(
     assert table.partitions().to_pylist() == [{"day": "mo"}, {"day": "tu"}]
     keys = {"day": ["mo", "tu", "we"], "id": [1, 1, 1]}
     assert table.lookup(keys).column("orders").to_pylist() == [1, 2, None]
-    before = set(table.bucket_keys())
+    before = set(table.bucket_ids())
     table.drop_partition(day="tu")
     assert table.lookup(keys).column("orders").to_pylist() == [1, None, None]
     table.put({"day": ["tu"], "id": [1], "orders": [7]})
     assert table.lookup(keys).column("orders").to_pylist() == [1, 7, None]
-    assert len(set(table.bucket_keys()) - before) == 2  # Another partition, not the old one.
+    assert len(set(table.bucket_ids()) - before) == 2  # Another partition, not the old one.
     with pytest.raises(InvalidInput, match="there is no partition"):
         table.drop_partition(day="we")
 
@@ -272,38 +281,27 @@ def test_a_client_with_a_stale_schema_goes_on_with_it(cluster: Cluster, table: R
 class Holder:
     """A lock's holder that goes the way of the protocol, step by step."""
 
-    def __init__(self, coordinator: Coordinator, table: RemoteTable, owner: str) -> None:
-        self.table = table
-        self.lock = coordinator.acquire(table.definition.table, owner, ["orders"])
+    def __init__(self, cluster: Cluster, table: RemoteTable, owner: str) -> None:
+        self.access = RemoteAccess(cluster, table)
+        self.lock = cluster.coordinator.locks.acquire(table.definition.table, owner, ["orders"])
         self.writer = Writer(owner, self.lock.epoch)
-        self.fields = {"writer": owner, "epoch": self.lock.epoch}
-        rows: dict[BucketKey, list[int]] = {key: [] for key in table.bucket_keys()}
-        columns = list(self.lock.columns)
-        self.terms, _ = table.call(
-            "fence", {**self.fields, "columns": columns}, rows, answer="terms"
-        )
-        ends, sessions = self._call("end_recovery")
-        self.lock.ready(ends, sessions)
+        fenced = self.access.fence(self.writer, self.lock.columns, table.bucket_ids())
+        self.terms = fenced.results
+        ended = self.access.end_recovery(self.writer, self.terms)
+        self.lock.ready(ended.results, ended.sessions)
 
     def put(self, amounts: dict[int, int], batch: int = 0) -> Any:
-        return put(
-            self.table,
-            amounts,
-            columns=["orders"],
+        grant = Grant(
+            writer=self.writer,
             owner=self.writer.owner,
             token=Token(self.lock.epoch, batch),
-            writer=self.writer,
             terms=self.terms,
         )
+        return self.access.put(GrantedRows(grant, Rows(data=rows(amounts), columns=["orders"])))
 
     def commit(self, batch: int = 0) -> None:
-        ends, sessions = self._call("seal", batch=batch)
-        self.lock.commit(batch, ends, sessions)
-
-    def _call(self, action: str, **fields: Any) -> tuple[dict[BucketKey, int], frozenset[str]]:
-        rows = {key: [term] for key, term in self.terms.items()}
-        fields = {**self.fields, **fields}
-        return self.table.call(action, fields, rows, answer="ends", patient=False)
+        sealed = self.access.seal(self.writer, self.terms, batch)
+        self.lock.commit(batch, sealed.results, sealed.sessions)
 
 
 def test_a_table_with_column_locks_is_written_by_their_holders_only(
@@ -312,7 +310,7 @@ def test_a_table_with_column_locks_is_written_by_their_holders_only(
     table = create()
     with pytest.raises(NotFenced, match="this table has column locks: write to it through"):
         put(table, {1: 1})
-    holder = Holder(cluster.coordinator, table, "me")
+    holder = Holder(cluster, table, "me")
     holder.put({1: 1})
     with pytest.raises(LockHeld):
         cluster.drop_table(table.name)
@@ -340,15 +338,15 @@ def test_uncommitted_work_is_shown_to_latest_and_masked_from_committed(
     create: Callable[..., RemoteTable], cluster: Cluster
 ) -> None:
     table = create()
-    holder = Holder(cluster.coordinator, table, "me")
+    holder = Holder(cluster, table, "me")
     holder.put({1: 1, 2: 2})
     holder.commit()
     holder.put({1: 10, 3: 3}, batch=1)
     assert rows_of(table) == {1: 11, 2: 2, 3: 3}
     assert rows_of(table, isolation="committed") == {1: 1, 2: 2}
-    committed = sum(b.num_rows for key in table.bucket_keys() for b in table.changelog(key))
+    committed = sum(b.num_rows for key in table.bucket_ids() for b in table.changelog(key))
     latest = sum(
-        b.num_rows for key in table.bucket_keys() for b in table.changelog(key, isolation="latest")
+        b.num_rows for key in table.bucket_ids() for b in table.changelog(key, isolation="latest")
     )
     assert (committed, latest) == (2, 5)
     holder.commit(batch=1)
@@ -360,7 +358,7 @@ def test_uncommitted_work_is_shown_to_latest_and_masked_from_committed(
 def test_calls_for_another_term_are_the_callers_to_cure(
     create: Callable[..., RemoteTable], cluster: Cluster
 ) -> None:
-    holder = Holder(cluster.coordinator, create(), "me")
+    holder = Holder(cluster, create(), "me")
     holder.terms = {key: term + 1 for key, term in holder.terms.items()}
     with pytest.raises(NotLeader, match="is led at term"):
         holder.put({1: 1})

@@ -7,10 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from locks import ServerNotStarted
-from merge_engine import SchemaBuilder, Token, open_storage
-from server.local_cluster import LocalCluster
-from tests.moto_server import S3Server, s3_server
+from foundation.errors import ServerNotStarted
+from foundation.ids import Token
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.storage.objects import open_storage
+from server.launch.local_cluster import LocalCluster
+from tests.support.moto_server import S3Server, s3_server
 
 
 @pytest.fixture(scope="module")

@@ -6,75 +6,71 @@ from functools import partial
 
 import pytest
 
-from locks import (
-    BucketKey,
-    Coordinator,
-    EmbeddedZooKeeper,
-    LeadKey,
-    SessionLost,
-    Table,
-    UnknownTable,
-)
-from locks.framing import Reader, frame_document
-from locks.paths import table_path
-from locks.store import ANY_VERSION, Create, Write
-from locks.tables import FORMAT
-from locks.zookeeper import READS_AT_ONCE
-from tests.coordinators import DEFINITION, LATER, Cluster, ready
+from foundation.errors import SessionLost, UnknownTable
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import FORMATS, CatalogTable
+from locks.cluster.watch import ClusterWatch
+from locks.coordinator import Coordinator
+from locks.encoding.framing import Reader, frame_document
+from locks.store.base import ANY_VERSION, Create, Write
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.paths import table_path
+from locks.store.zookeeper import READS_AT_ONCE
 from tests.integration.coordination.conftest import cluster, coordinator, table, zookeeper
-from tests.zookeeper_proxy import Proxy
-from tests.zookeeper_server import chroot, session, wait_until
+from tests.support.coordinators import DEFINITION, LATER, Cluster, ready
+from tests.support.zookeeper_proxy import Proxy
+from tests.support.zookeeper_server import chroot, session, wait_until
 
 __all__ = ["cluster", "coordinator", "table", "zookeeper"]  # Fixtures, used by name.
 
 
 def test_former_schemas_are_kept_oldest_first(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     assert table.definition.former == ()
     for version in ("1", "2"):
         definition = table.definition
         former = (*definition.former, definition.schema)
         table = coordinator.alter_table(table, replace(definition, schema=version, former=former))
-    found = cluster.coordinator().table("customers")
+    found = cluster.coordinator().tables.get("customers")
     assert found == table
     assert (found.definition.former, found.definition.schema) == (("{}", "1"), "2")
 
 
 def test_a_definition_without_former_schemas_has_none(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     path = table_path(table.table_id)
     node = coordinator.store.read(path)
     assert node is not None
-    fields = Reader(node.data, FORMAT, "the definition").document()
+    fields = Reader(node.data, "the definition").document()
     assert fields.pop("former") == []
-    coordinator.store.transact([Write(path, frame_document(FORMAT, fields), ANY_VERSION)])
-    assert coordinator.table("customers").definition == DEFINITION
+    coordinator.store.transact([Write(path, frame_document(FORMATS.current, fields), ANY_VERSION)])
+    assert coordinator.tables.get("customers").definition == DEFINITION
 
 
 def test_tables_are_listed_in_the_order_of_their_ids(
     cluster: Cluster, coordinator: Coordinator
 ) -> None:
-    assert coordinator.list_tables_by_id() == []
-    tables = [coordinator.create_table(f"t{20 - number}", DEFINITION) for number in range(12)]
+    assert coordinator.tables.all() == []
+    tables = [coordinator.tables.create(f"t{20 - number}", DEFINITION) for number in range(12)]
     tables[3] = coordinator.alter_table(tables[3], replace(DEFINITION, buckets=9))
     coordinator.drop_table(tables.pop(5))
-    assert cluster.coordinator().list_tables_by_id() == tables
+    assert cluster.coordinator().tables.all() == tables
 
 
 def test_one_record_is_read_as_it_is_now(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     other = cluster.coordinator()
-    assert other.record(table, "etl-1") is None
+    assert other.locks.record(table, "etl-1") is None
     lock = ready(coordinator, table, "etl-1", "orders")
     for batch in range(3):
         lock.commit(batch, LATER, [])
-        assert other.record(table, "etl-1") == lock.record
-    assert other.record(table, "etl-2") is None
+        assert other.locks.record(table, "etl-1") == lock.record
+    assert other.locks.record(table, "etl-2") is None
     coordinator.drop_table(table, force=True)
-    assert other.record(table, "etl-1") is None
+    assert other.locks.record(table, "etl-1") is None
 
 
 # Many reads at once
@@ -140,7 +136,7 @@ class Follower:
         self._coordinator = coordinator
         self._told = threading.Event()
         self._seen: object = None
-        coordinator.watch_cluster(self._told.set)
+        ClusterWatch(coordinator.store, self._told.set)
 
     def follow(self, truth: Coordinator) -> None:
         """Wait until it has been told to look at what there is."""
@@ -155,18 +151,18 @@ class Follower:
 
 
 def state_of(coordinator: Coordinator) -> object:
-    tables = coordinator.list_tables_by_id()
+    tables = coordinator.tables.all()
     partitions = {}
     for one in tables:
         try:
-            partitions[one.name] = coordinator.partitions(one)
+            partitions[one.name] = coordinator.partitions.ids(one)
         except UnknownTable:
             continue
-    return coordinator.list_servers(), tables, partitions, coordinator.leaders()
+    return coordinator.servers.all(), tables, partitions, coordinator.leaders.all()
 
 
 def test_who_looks_again_when_told_sees_all_that_matters(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     follower = Follower(cluster.coordinator())
 
@@ -175,46 +171,46 @@ def test_who_looks_again_when_told_sees_all_that_matters(
 
     follows()
     acting = cluster.coordinator()
-    server = acting.register_server("127.0.0.1:1")
+    server = acting.servers.register("127.0.0.1:1")
     follows()
-    key = LeadKey(table.table_id, BucketKey(0, 0))
+    key = LeadKey(table.table_id, BucketId(0, 0))
     for _ in range(2):
-        acting.take_lead(server, [key])
+        acting.leaders.take(server, [key])
         follows()
-        acting.give_up_lead(server, [key])
+        acting.leaders.give_up(server, [key])
         follows()
-    late = acting.create_table("late", DEFINITION)
+    late = acting.tables.create("late", DEFINITION)
     follows()
     for one in (table, late):
         for number in range(3):
-            acting.create_partition(one, b"%d" % number)
+            acting.partitions.create(one, b"%d" % number)
             follows()
-        acting.drop_partition(one, b"0")
+        acting.partitions.drop(one, b"0")
         follows()
         for buckets in (5, 6):
-            altered = acting.table_by_id(one.table_id)
+            altered = acting.tables.get_by_id(one.table_id)
             acting.alter_table(altered, replace(DEFINITION, buckets=buckets))
             follows()
     acting.drop_table(late)
     follows()
-    again = acting.create_table("late", DEFINITION)
+    again = acting.tables.create("late", DEFINITION)
     follows()
-    acting.create_partition(again, b"x")
+    acting.partitions.create(again, b"x")
     follows()
-    acting.take_lead(server, [key])
+    acting.leaders.take(server, [key])
     follows()
     acting.store.close()
     follows()
-    assert coordinator.leaders() == {}
+    assert coordinator.leaders.all() == {}
 
 
 def test_nobody_is_told_of_what_a_writer_does(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     """A commit is no change of the cluster: it would wake every server, many times a second."""
     calls: list[None] = []
     watching = cluster.coordinator()
-    watching.watch_cluster(lambda: calls.append(None))
+    ClusterWatch(watching.store, lambda: calls.append(None))
     # At once for servers, leaders and tables, then for the table's definition and partitions.
     wait_until(lambda: len(calls) == 5, "the table to be watched")
     lock = ready(coordinator, table, "etl-1", "orders")
@@ -229,11 +225,11 @@ def test_tables_that_appear_all_at_once_are_all_watched(
     cluster: Cluster, coordinator: Coordinator
 ) -> None:
     follower = Follower(cluster.coordinator())
-    tables = [coordinator.create_table(f"t{number}", DEFINITION) for number in range(20)]
+    tables = [coordinator.tables.create(f"t{number}", DEFINITION) for number in range(20)]
     for one in tables:
-        coordinator.create_partition(one, b"a")
+        coordinator.partitions.create(one, b"a")
     follower.follow(coordinator)
-    coordinator.create_partition(tables[-1], b"b")
+    coordinator.partitions.create(tables[-1], b"b")
     follower.follow(coordinator)
 
 
@@ -247,8 +243,8 @@ def test_a_watch_survives_a_connection_that_is_cut(zookeeper: EmbeddedZooKeeper)
         follower, acting = Follower(Coordinator(ours)), Coordinator(theirs)
         for number in range(3):
             proxy.refuse()
-            table = acting.create_table(f"t{number}", DEFINITION)
+            table = acting.tables.create(f"t{number}", DEFINITION)
             proxy.accept()
             for key in (b"a", b"b"):
-                acting.create_partition(table, key)
+                acting.partitions.create(table, key)
                 follower.follow(acting)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from locks import EmbeddedZooKeeper
-from server.client import connect
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from server.client.cluster import connect
 from tallybook import cli
 from tests.conftest import SUMS
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 ROOT = Path(__file__).parents[2]
 

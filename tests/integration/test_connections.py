@@ -3,19 +3,23 @@
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from merge_engine import UnknownOutcome
-from server.client import Cluster
-from server.connections import Access, Broken, Connections
-from server.errors import ServerUnavailable
-from server.local_cluster import LocalCluster
+from foundation.errors import ServerUnavailable, UnknownOutcome
+from foundation.ids import BucketId
+from merge_engine.bucket.segment import AggMode
+from server.client.cluster import Cluster
+from server.client.connections import Broken, Connections, ServerCredentials
+from server.launch.local_cluster import LocalCluster
+from server.protocol import wire
+from server.protocol.puts import GO_ON, Put, read_put
 from tests.conftest import SUMS
-from tests.flight_proxy import FlightProxy, lead_through
+from tests.support.flight_proxy import FlightProxy, lead_through
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +32,18 @@ class Silent(flight.FlightServerBase):  # type: ignore[misc]
     """Takes a put to its end and says nothing, as one that was ended right there."""
 
     def do_put(self, *arguments: Any) -> None:
-        _, _, reader, _ = arguments
+        _, descriptor, reader, writer = arguments
+        call = read_put(wire.decode(descriptor.command))
+        if isinstance(call, Put) and call.holds_end:
+            writer.write(GO_ON)
         reader.read_all()
+
+
+class Leaving(flight.FlightServerBase):  # type: ignore[misc]
+    """Ends every put before it has taken it on, as a server that is being stopped may."""
+
+    def do_put(self, *_: Any) -> None:
+        """Return without a word."""
 
 
 @pytest.fixture
@@ -52,12 +66,40 @@ def test_a_server_a_fifth_of_a_second_away_can_be_reached(
 
 
 def test_a_put_that_ends_without_an_answer_may_have_been_carried_out(silent: str) -> None:
-    connections = Connections(Access())
+    connections = Connections(ServerCredentials())
     batch = pa.record_batch({"k": [1]})
-    with pytest.raises(Broken, match="without an answer") as raised:
-        connections.put(silent, b"{}", batch.schema, [(0, batch)], 10.0)
-    assert raised.value.sent
+    call = Put(
+        table_id=1,
+        schema_version=1,
+        buckets={BucketId(0, 0): None},
+        mode=AggMode.ACCUMULATE,
+        owner="",
+    )
+    for held in (replace(call, holds_end=True), call):
+        sent = held.holds_end
+        with pytest.raises(Broken, match="without an answer") as raised:
+            connections.put(
+                silent, held, batch.schema, [(Put.place(0), batch)], 10.0, holds_end=sent
+            )
+        assert raised.value.sent
     connections.close()
+
+
+def test_a_put_that_breaks_before_the_server_took_it_on_is_sent_again(
+    local: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one without a token: it is certain that nothing was written."""
+    with Leaving("grpc://127.0.0.1:0") as server, local.connect() as cluster:
+        table = cluster.create_table("left", SUMS, column_locks=False)
+        directory = cluster.calls.directory
+        addresses = iter([f"127.0.0.1:{server.port}"])
+        address_of = directory.address_of
+        monkeypatch.setattr(
+            directory, "address_of", lambda *key: next(addresses, None) or address_of(*key)
+        )
+        table.put({"k": [1], "a": [1]})
+        assert next(addresses, None) is None, "the other one was asked first"
+        assert table.lookup({"k": [1]}, ["a"]).column("a").to_pylist() == [1]
 
 
 def test_who_put_without_a_token_is_told_that_the_outcome_is_unknown(

@@ -1,4 +1,4 @@
-"""The demo: what it says at the end, and that it leaves nothing running, however it ends."""
+"""The examples. The demo: what it says, and that it leaves nothing running, however it ends."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import is_running
-from tests.spark_session import needs_java
+from tests.support.processes import is_running
+from tests.support.spark_session import needs_java
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
@@ -24,6 +24,20 @@ def marked(tmp_path: Path) -> dict[str, str]:
     needs_java()
     (tmp_path / "tmp").mkdir()
     return {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "TALLYBOOK_TEST_MARK": str(tmp_path)}
+
+
+def test_the_first_table_counts_right(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "first_table.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    row = "{'customer_id': 7, 'orders': 3, 'cents': 650, 'status': 'paid'}"
+    assert done.stdout.count(row) == 2
 
 
 @pytest.mark.spark

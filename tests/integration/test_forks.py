@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.local_cluster import LocalCluster
+from server.launch.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 

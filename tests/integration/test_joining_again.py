@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from locks import EmbeddedZooKeeper, ZooKeeperStore
-from locks.framing import frame_text
-from locks.store import ANY_VERSION, Write
-from merge_engine import StorageUnavailable
-from server.client import Cluster
-from server.definitions import STORAGE
-from server.tablet_server import TabletServer
-from tests.raw_flight import SCHEMA, JsonLog, client_of, json_log, running
-from tests.zookeeper_server import chroot, session, wait_until, zookeeper_server
+from foundation.errors import StorageUnavailable
+from locks.encoding.framing import frame_text
+from locks.store.base import ANY_VERSION, Write
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.paths import STORAGE
+from locks.store.zookeeper import ZooKeeperStore
+from server.client.cluster import Cluster
+from server.tablet.tablet_server import TabletServer
+from tests.support.raw_flight import SCHEMA, JsonLog, client_of, json_log, running
+from tests.support.zookeeper_server import chroot, session, wait_until, zookeeper_server
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,10 @@ def serves(cluster: Cluster) -> bool:
     return [len(status.get("buckets", ())) for status in cluster.status()] == [1]
 
 
-def errors_of(log: JsonLog) -> list[str]:
-    return [line["message"] for line in log.lines if line["level"] == "error"]
+def complaints_of(log: JsonLog) -> list[str]:
+    """Return what was logged about joining: a moment after the status has it."""
+    errors = [line["message"] for line in log.lines if line["level"] == "error"]
+    return [message for message in errors if message.startswith("joining the cluster: ")]
 
 
 def test_it_stays_away_while_the_log_store_is_out_of_reach_and_says_so_once(
@@ -57,12 +60,13 @@ def test_it_stays_away_while_the_log_store_is_out_of_reach_and_says_so_once(
         logs.rename(away)
         logs.write_text("a file where a directory was")
         expire_session(zookeeper, server)
-        wait_until(lambda: "joining the cluster" in server.status()["problems"], "it complains")
+        wait_until(lambda: bool(complaints_of(log)), "it complains")
+        assert "joining the cluster" in server.status()["problems"]
         with session(address) as store:
             mark = store.now_ms()
             wait_until(lambda: store.now_ms() > mark + 3000, "some attempts have passed")
             assert store.children("/servers") == []
-        [said] = errors_of(log)
+        [said] = complaints_of(log)
         assert f"the log store at {logs} cannot be used: creating an object failed" in said
 
         logs.unlink()
@@ -90,8 +94,9 @@ def test_what_is_wrong_with_the_cluster_does_not_end_it_either(
         assert known is not None
         store.transact([Write(STORAGE, frame_text("/elsewhere"), ANY_VERSION)])
         expire_session(zookeeper, server)
-        wait_until(lambda: "joining the cluster" in server.status()["problems"], "it complains")
-        [said] = errors_of(log)
+        wait_until(lambda: bool(complaints_of(log)), "it complains")
+        assert "joining the cluster" in server.status()["problems"]
+        [said] = complaints_of(log)
         assert "the logs of this cluster are in /elsewhere" in said
         store.transact([Write(STORAGE, known.data, ANY_VERSION)])
         wait_until(lambda: serves(cluster), "it is back")
@@ -118,7 +123,7 @@ def test_a_server_that_is_stopped_while_it_joins_again_ends(
         joins.set()
         goes_on.wait(20)
 
-    monkeypatch.setattr("server.tablet_server.check_log_store", slow_store)
+    monkeypatch.setattr("server.tablet.tablet_server.check_log_store", slow_store)
     expire_session(zookeeper, server)
     assert joins.wait(20)
     stopping = threading.Thread(target=server.stop, daemon=True)

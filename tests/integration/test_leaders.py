@@ -6,27 +6,23 @@ from collections.abc import Sequence
 
 import pytest
 
-from locks import (
-    BucketKey,
-    Coordinator,
-    CorruptRecord,
-    LeadKey,
-    MemoryCoordination,
-    Server,
-    SessionLost,
-    Table,
-)
-from locks.leaders import AT_ONCE
-from locks.paths import LEADERS
-from locks.store import Create, Delete, Operation
-from tests.coordinators import Cluster, just_before_the_next_transaction, ready
+from foundation.errors import CorruptRecord, SessionLost
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.cluster.leaders import AT_ONCE
+from locks.cluster.servers import Server
+from locks.coordinator import Coordinator
+from locks.store.base import Create, Delete, Operation
+from locks.store.memory import MemoryCoordination
+from locks.store.paths import LEADERS
 from tests.integration.coordination.conftest import cluster, coordinator, table, zookeeper
-from tests.lossy import LOSSES, Lossy, LossyStore, lossy
+from tests.support.coordinators import Cluster, just_before_the_next_transaction, ready
+from tests.support.lossy import LOSSES, Lossy, LossyStore, lossy
 
 __all__ = ["cluster", "coordinator", "lossy", "table", "zookeeper"]  # Fixtures, used by name.
 
-KEYS = [LeadKey(1, BucketKey(0, number)) for number in range(200)]
-FEW = [LeadKey(1, BucketKey(0, 0)), LeadKey(1, BucketKey(12, 3)), LeadKey(2, BucketKey(0, 0))]
+KEYS = [LeadKey(1, BucketId(0, number)) for number in range(200)]
+FEW = [LeadKey(1, BucketId(0, 0)), LeadKey(1, BucketId(12, 3)), LeadKey(2, BucketId(0, 0))]
 
 
 class Racer:
@@ -34,17 +30,17 @@ class Racer:
 
     def __init__(self, cluster: Cluster, port: int) -> None:
         self.coordinator = cluster.coordinator()
-        self.server = self.coordinator.register_server(f"127.0.0.1:{port}")
+        self.server = self.coordinator.servers.register(f"127.0.0.1:{port}")
 
     @property
     def name(self) -> str:
         return self.server.name
 
     def take(self, keys: Sequence[LeadKey]) -> list[LeadKey]:
-        return self.coordinator.take_lead(self.server, keys)
+        return self.coordinator.leaders.take(self.server, keys)
 
     def give_up(self, keys: Sequence[LeadKey]) -> None:
-        self.coordinator.give_up_lead(self.server, keys)
+        self.coordinator.leaders.give_up(self.server, keys)
 
 
 @pytest.fixture
@@ -60,20 +56,28 @@ def second(cluster: Cluster) -> Racer:
 def test_a_lead_is_the_server_s_that_took_it_until_it_gives_it_up(
     coordinator: Coordinator, first: Racer, second: Racer
 ) -> None:
-    assert coordinator.leaders() == {}
+    assert coordinator.leaders.all() == {}
     assert first.take(FEW[:2]) == FEW[:2]
     assert second.take(FEW) == FEW[2:]
-    assert coordinator.leaders() == {FEW[0]: first.name, FEW[1]: first.name, FEW[2]: second.name}
+    assert coordinator.leaders.all() == {
+        FEW[0]: first.name,
+        FEW[1]: first.name,
+        FEW[2]: second.name,
+    }
     coordinator.store.sync()
-    assert [coordinator.leader_of(key) for key in FEW] == [first.name, first.name, second.name]
+    assert [coordinator.leaders.leader_of(key) for key in FEW] == [
+        first.name,
+        first.name,
+        second.name,
+    ]
     second.give_up(FEW)
     first.give_up(FEW[:1])
-    assert coordinator.leaders() == {FEW[1]: first.name}
+    assert coordinator.leaders.all() == {FEW[1]: first.name}
     first.give_up(FEW)
     first.give_up(FEW)
-    assert coordinator.leaders() == {}
+    assert coordinator.leaders.all() == {}
     coordinator.store.sync()
-    assert coordinator.leader_of(FEW[0]) is None
+    assert coordinator.leaders.leader_of(FEW[0]) is None
     assert second.take(FEW) == FEW
 
 
@@ -84,13 +88,13 @@ def test_to_take_again_is_to_have_and_a_key_twice_is_one(first: Racer, second: R
     assert first.take([*FEW, *FEW]) == [FEW[0], FEW[2]]
     assert first.take(FEW) == [FEW[0], FEW[2]]
     first.give_up([*FEW, *FEW])
-    assert first.coordinator.leaders() == {FEW[1]: second.name}
+    assert first.coordinator.leaders.all() == {FEW[1]: second.name}
 
 
 def test_many_leads_are_taken_in_transactions_of_bounded_size(
     coordinator: Coordinator, first: Racer, second: Racer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = [LeadKey(7, BucketKey(partition, 0)) for partition in range(2 * AT_ONCE + 50)]
+    keys = [LeadKey(7, BucketId(partition, 0)) for partition in range(2 * AT_ONCE + 50)]
     second.take(keys[::100])
     sizes = []
     real = first.coordinator.store.transact
@@ -104,23 +108,23 @@ def test_many_leads_are_taken_in_transactions_of_bounded_size(
     assert first.take(keys) == ours
     # Each of the three meets a lead of another, looks, and goes on with the others at once.
     assert sizes == [200, 198, 200, 198, 50, 49]
-    assert len(coordinator.leaders()) == len(keys)
+    assert len(coordinator.leaders.all()) == len(keys)
     first.give_up(keys)
     assert sizes[6:] == [198, 198, 49]
-    assert set(coordinator.leaders()) == set(keys[::100])
+    assert set(coordinator.leaders.all()) == set(keys[::100])
 
 
 def test_a_session_that_ends_frees_its_leads(first: Racer, second: Racer) -> None:
     first.take(KEYS)
     assert second.take(KEYS) == []
     first.coordinator.store.close()
-    assert second.coordinator.leaders() == {}
+    assert second.coordinator.leaders.all() == {}
     assert second.take(KEYS) == KEYS
     with pytest.raises(SessionLost):
         first.take(KEYS)
     with pytest.raises(SessionLost):
         first.give_up(KEYS)
-    assert set(second.coordinator.leaders().values()) == {second.name}
+    assert set(second.coordinator.leaders.all().values()) == {second.name}
 
 
 def test_a_server_of_a_session_that_is_gone_leads_nothing(
@@ -129,8 +133,8 @@ def test_a_server_of_a_session_that_is_gone_leads_nothing(
     first.coordinator.store.close()
     for server in (first.server, Server(name="nobody", address="127.0.0.1:9")):
         with pytest.raises(SessionLost, match=r"not registered, or its session .* is gone"):
-            coordinator.take_lead(server, FEW)
-    assert coordinator.leaders() == {}
+            coordinator.leaders.take(server, FEW)
+    assert coordinator.leaders.all() == {}
 
 
 def test_what_is_sent_in_the_session_after_the_lost_one_changes_nothing(
@@ -148,11 +152,11 @@ def test_what_is_sent_in_the_session_after_the_lost_one_changes_nothing(
     monkeypatch.setattr(store, "transact", transact)
     with pytest.raises(SessionLost):
         first.give_up(FEW)
-    assert second.coordinator.leaders() == dict.fromkeys(FEW[:2], second.name)
+    assert second.coordinator.leaders.all() == dict.fromkeys(FEW[:2], second.name)
     monkeypatch.setattr(store, "transact", next_session.transact)
     with pytest.raises(SessionLost, match="connect and register again"):
         first.take(FEW[2:])
-    assert second.coordinator.leaders() == dict.fromkeys(FEW[:2], second.name)
+    assert second.coordinator.leaders.all() == dict.fromkeys(FEW[:2], second.name)
 
 
 def test_a_lead_that_is_freed_after_it_was_in_the_way_is_taken(
@@ -172,23 +176,23 @@ def test_a_lead_that_is_freed_after_it_was_in_the_way_is_taken(
 
 
 def test_a_table_is_dropped_while_its_buckets_are_led(
-    coordinator: Coordinator, table: Table, first: Racer, second: Racer
+    coordinator: Coordinator, table: CatalogTable, first: Racer, second: Racer
 ) -> None:
-    keys = [LeadKey(table.table_id, BucketKey(0, number)) for number in range(4)]
+    keys = [LeadKey(table.table_id, BucketId(0, number)) for number in range(4)]
     first.take(keys)
     ready(coordinator, table, "etl-1", "orders").release()
-    coordinator.create_partition(table, b"a")
+    coordinator.partitions.create(table, b"a")
     coordinator.drop_table(table)
-    assert coordinator.list_tables_by_id() == []
-    assert coordinator.leaders() == dict.fromkeys(keys, first.name)
+    assert coordinator.tables.all() == []
+    assert coordinator.leaders.all() == dict.fromkeys(keys, first.name)
     first.give_up(keys)
-    assert coordinator.leaders() == {}
+    assert coordinator.leaders.all() == {}
 
 
 def test_a_node_that_is_no_bucket_s_is_an_error(coordinator: Coordinator) -> None:
     coordinator.store.transact([Create(f"{LEADERS}/1-2", b"")])
     with pytest.raises(CorruptRecord, match="/leaders/1-2 is the leader of no bucket"):
-        coordinator.leaders()
+        coordinator.leaders.all()
 
 
 # Races
@@ -211,7 +215,7 @@ def test_of_two_servers_that_race_for_200_leads_each_has_its_own(
         threading.Thread(target=race, args=(second, KEYS[::-1])),
     )
     assert sorted(taken[first.name] + taken[second.name]) == KEYS
-    assert coordinator.leaders() == {key: name for name, keys in taken.items() for key in keys}
+    assert coordinator.leaders.all() == {key: name for name, keys in taken.items() for key in keys}
 
 
 def test_nobody_has_a_lead_that_another_has_however_often_they_change_hands(
@@ -240,7 +244,7 @@ def test_nobody_has_a_lead_that_another_has_however_often_they_change_hands(
         threading.Thread(target=race, args=(second, random.Random(seed + 1))),
     )
     assert wrong == [], f"seed {seed}"
-    assert coordinator.leaders() == held, f"seed {seed}"
+    assert coordinator.leaders.all() == held, f"seed {seed}"
 
 
 def run_together(*threads: threading.Thread) -> None:
@@ -258,16 +262,16 @@ def test_leads_are_taken_and_given_up_once_whatever_is_lost(
     lossy: Lossy, losses: list[str]
 ) -> None:
     ours, other = lossy.coordinator, lossy.other
-    server, rival = ours.register_server("127.0.0.1:1"), other.register_server("127.0.0.1:2")
+    server, rival = ours.servers.register("127.0.0.1:1"), other.servers.register("127.0.0.1:2")
     taken: list[LeadKey] = []
-    lossy.without_answers(losses, lambda: taken.extend(ours.take_lead(server, FEW)))
+    lossy.without_answers(losses, lambda: taken.extend(ours.leaders.take(server, FEW)))
     assert taken == FEW
-    assert other.leaders() == dict.fromkeys(FEW, server.name)
-    assert other.take_lead(rival, FEW) == []
-    lossy.without_answers(losses, lambda: ours.give_up_lead(server, FEW[:2]))
-    assert other.leaders() == {FEW[2]: server.name}
-    assert other.take_lead(rival, FEW) == FEW[:2]
-    assert ours.take_lead(server, FEW) == FEW[2:]
+    assert other.leaders.all() == dict.fromkeys(FEW, server.name)
+    assert other.leaders.take(rival, FEW) == []
+    lossy.without_answers(losses, lambda: ours.leaders.give_up(server, FEW[:2]))
+    assert other.leaders.all() == {FEW[2]: server.name}
+    assert other.leaders.take(rival, FEW) == FEW[:2]
+    assert ours.leaders.take(server, FEW) == FEW[2:]
 
 
 class Losing:
@@ -277,35 +281,35 @@ class Losing:
         memory = MemoryCoordination()
         self.store = LossyStore(memory)
         self.ours, self.other = Coordinator(self.store), Coordinator(memory.connect())
-        self.server = self.ours.register_server("127.0.0.1:1")
-        self.rival = self.other.register_server("127.0.0.1:2")
+        self.server = self.ours.servers.register("127.0.0.1:1")
+        self.rival = self.other.servers.register("127.0.0.1:2")
 
 
 def test_a_lead_that_was_taken_by_another_instead_is_not_ours() -> None:
     losing = Losing()
     losing.store.lose("request")
-    losing.store.after_a_loss = lambda: losing.other.take_lead(losing.rival, FEW[:1])
-    assert losing.ours.take_lead(losing.server, FEW) == FEW[1:]
-    assert losing.other.leaders()[FEW[0]] == losing.rival.name
+    losing.store.after_a_loss = lambda: losing.other.leaders.take(losing.rival, FEW[:1])
+    assert losing.ours.leaders.take(losing.server, FEW) == FEW[1:]
+    assert losing.other.leaders.all()[FEW[0]] == losing.rival.name
 
 
 def test_late_transactions_are_found_to_have_taken_effect() -> None:
     losing = Losing()
     losing.store.lose("late")
-    assert losing.ours.take_lead(losing.server, FEW) == FEW
+    assert losing.ours.leaders.take(losing.server, FEW) == FEW
     assert losing.store.lost == ["late"]
     losing.store.lose("late")
-    losing.ours.give_up_lead(losing.server, FEW)
-    assert losing.other.leaders() == {}
+    losing.ours.leaders.give_up(losing.server, FEW)
+    assert losing.other.leaders.all() == {}
 
 
 def test_a_lead_that_was_given_up_without_an_answer_is_not_taken_from_the_next() -> None:
     losing = Losing()
-    losing.ours.take_lead(losing.server, FEW)
+    losing.ours.leaders.take(losing.server, FEW)
     losing.store.lose("answer")
-    losing.store.after_a_loss = lambda: losing.other.take_lead(losing.rival, FEW)
-    losing.ours.give_up_lead(losing.server, FEW)
-    assert losing.other.leaders() == dict.fromkeys(FEW, losing.rival.name)
+    losing.store.after_a_loss = lambda: losing.other.leaders.take(losing.rival, FEW)
+    losing.ours.leaders.give_up(losing.server, FEW)
+    assert losing.other.leaders.all() == dict.fromkeys(FEW, losing.rival.name)
 
 
 def test_a_session_that_ends_in_between_ends_the_attempt(

@@ -5,35 +5,31 @@ from typing import Any
 
 import pytest
 
-from locks import (
-    Acquired,
-    BucketKey,
-    Coordinator,
+from foundation.errors import (
     CorruptRecord,
+    InvalidInput,
     InvalidLease,
-    InvalidRequest,
     InvalidTtl,
-    LeadKey,
-    LeaseInfo,
-    ListedSnapshot,
-    Offsets,
-    SnapshotList,
-    Table,
     UnknownLease,
     UnknownTable,
 )
-from locks.lease_records import decode_lease
-from locks.leases import LONGEST_LEASE_MS, SHORTEST_LEASE_MS
-from locks.paths import lease_path
-from locks.store import ANY_VERSION, Operation, Write
-from tests.coordinators import DEFINITION, Cluster
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.coordinator import Coordinator
+from locks.encoding.offsets import Offsets
+from locks.snapshots.lease_records import LeaseInfo, decode_lease
+from locks.snapshots.leases import LONGEST_LEASE_MS, SHORTEST_LEASE_MS, Acquired
+from locks.snapshots.list_records import ListedSnapshot, SnapshotList
+from locks.store.base import ANY_VERSION, Operation, Write
+from locks.store.paths import lease_path
 from tests.integration.coordination.conftest import cluster, coordinator, table, zookeeper
-from tests.lossy import LOSSES, Lossy, lossy
-from tests.zookeeper_server import wait_until
+from tests.support.coordinators import DEFINITION, Cluster
+from tests.support.lossy import LOSSES, Lossy, lossy
+from tests.support.zookeeper_server import wait_until
 
 __all__ = ["cluster", "coordinator", "lossy", "table", "zookeeper"]  # Fixtures, used by name.
 
-A, B, C = (BucketKey(0, number) for number in range(3))
+A, B, C = (BucketId(0, number) for number in range(3))
 HOUR = 3_600_000
 TERM = 5
 
@@ -45,8 +41,8 @@ def snapshot_of(listed: SnapshotList) -> ListedSnapshot:
 
 
 def take(
-    coordinator: Coordinator, table: Table, *keys: BucketKey, retained: int = 2
-) -> Mapping[BucketKey, int]:
+    coordinator: Coordinator, table: CatalogTable, *keys: BucketId, retained: int = 2
+) -> Mapping[BucketId, int]:
     """Take a snapshot of each bucket, as its leader does; return their ids."""
     taken = {}
     for key in keys:
@@ -56,7 +52,7 @@ def take(
     return taken
 
 
-def delete_needless(coordinator: Coordinator, table: Table, key: BucketKey) -> list[int]:
+def delete_needless(coordinator: Coordinator, table: CatalogTable, key: BucketId) -> list[int]:
     """Remove a bucket's retired snapshots that no lease has, as its leader does; return these."""
     listed = coordinator.snapshots.claim(LeadKey(table.table_id, key), TERM)
     pinned = coordinator.leases.pinned(table.table_id).get(key, frozenset())
@@ -65,16 +61,16 @@ def delete_needless(coordinator: Coordinator, table: Table, key: BucketKey) -> l
     return gone
 
 
-def held(snapshots: Mapping[BucketKey, int]) -> Acquired:
+def held(snapshots: Mapping[BucketId, int]) -> Acquired:
     return Acquired(held=snapshots, unavailable={})
 
 
-def kept(coordinator: Coordinator, table: Table, key: BucketKey) -> list[int]:
+def kept(coordinator: Coordinator, table: CatalogTable, key: BucketId) -> list[int]:
     listed = coordinator.snapshots.read(LeadKey(table.table_id, key))
     return [one.snapshot_id for one in listed.kept]
 
 
-def snapshots_by_lease(coordinator: Coordinator, table: Table) -> dict[str, Offsets]:
+def snapshots_by_lease(coordinator: Coordinator, table: CatalogTable) -> dict[str, Offsets]:
     return {one.lease_id: one.snapshots for one in coordinator.leases.all(table.table_id)}
 
 
@@ -92,7 +88,7 @@ def expire(cluster: Cluster) -> None:
 
 
 def test_a_lease_keeps_its_snapshots_from_being_deleted_and_not_the_others(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, first = coordinator.leases, take(coordinator, table, A, B)
     assert leases.acquire(table.table_id, "tiering", {A: first[A]}, HOUR) == held({A: first[A]})
@@ -114,7 +110,7 @@ def test_a_lease_keeps_its_snapshots_from_being_deleted_and_not_the_others(
 
 
 def test_what_is_acquired_later_is_held_beside_and_replaces_what_its_bucket_had(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     take(coordinator, table, A, B, C)
@@ -127,7 +123,7 @@ def test_what_is_acquired_later_is_held_beside_and_replaces_what_its_bucket_had(
 
 
 def test_what_is_not_listed_is_unavailable_and_a_lease_of_nothing_is_none(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     for _ in range(3):
@@ -146,7 +142,7 @@ def test_what_is_not_listed_is_unavailable_and_a_lease_of_nothing_is_none(
 
 
 def test_what_a_lease_holds_it_can_acquire_again_though_it_was_retired(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     """A job that is started anew goes on with the snapshots that it had; no other can have them."""
     leases, table_id = coordinator.leases, table.table_id
@@ -161,12 +157,12 @@ def test_what_a_lease_holds_it_can_acquire_again_though_it_was_retired(
 
 
 def test_a_lease_is_released_in_parts_and_goes_with_the_last(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     leases.acquire(table_id, "l", take(coordinator, table, A, B, C), HOUR)
     (before,) = leases.all(table_id)
-    leases.release(table_id, "l", [A, BucketKey(9, 9)])
+    leases.release(table_id, "l", [A, BucketId(9, 9)])
     leases.release(table_id, "l", [A])
     (after,) = leases.all(table_id)
     assert after.snapshots == {B: 1, C: 1}
@@ -180,7 +176,7 @@ def test_a_lease_is_released_in_parts_and_goes_with_the_last(
 
 
 def test_to_drop_what_is_not_there_is_fine_and_to_renew_it_an_error(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     why = f"no lease `l` on table {table_id}: it was dropped, or expired, or never was; acquire"
@@ -197,7 +193,7 @@ def test_to_drop_what_is_not_there_is_fine_and_to_renew_it_an_error(
 
 
 def test_two_leases_on_one_snapshot_keep_it_until_both_are_gone(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     take(coordinator, table, A)
@@ -212,7 +208,7 @@ def test_two_leases_on_one_snapshot_keep_it_until_both_are_gone(
 
 
 def test_everything_is_there_after_all_sessions_are_gone(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     coordinator.leases.acquire(table.table_id, "l", take(coordinator, table, A, B), HOUR)
     coordinator.store.close()
@@ -226,7 +222,7 @@ def test_everything_is_there_after_all_sessions_are_gone(
 
 
 def test_an_expired_lease_is_unknown_and_no_longer_keeps_anything(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     leases.acquire(table_id, "short", take(coordinator, table, A, B), SHORTEST_LEASE_MS)
@@ -242,7 +238,7 @@ def test_an_expired_lease_is_unknown_and_no_longer_keeps_anything(
 
 
 def test_an_expired_lease_that_is_still_there_counts_as_none_when_it_is_acquired_again(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     leases.acquire(table_id, "l", take(coordinator, table, A, B), SHORTEST_LEASE_MS)
@@ -255,7 +251,7 @@ def test_an_expired_lease_that_is_still_there_counts_as_none_when_it_is_acquired
 
 
 def test_a_renewed_lease_lasts_from_then_on(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     leases.acquire(table_id, "l", take(coordinator, table, A), SHORTEST_LEASE_MS)
@@ -271,7 +267,7 @@ def test_a_renewed_lease_lasts_from_then_on(
 
 
 def test_ids_and_durations_are_judged_before_anything_else(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     for wrong in ("", "a/b", "..", "x" * 201, "a\0b"):
@@ -288,12 +284,12 @@ def test_ids_and_durations_are_judged_before_anything_else(
             leases.acquire(table_id, "l", {A: 1}, duration_ms)
         with pytest.raises(InvalidTtl):
             leases.renew(table_id, "l", duration_ms)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidInput):
         leases.acquire(table_id, "l", {A: -1}, HOUR)
 
 
 def test_a_damaged_lease_keeps_the_cleaner_from_deleting_anything(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     leases.acquire(table_id, "l", take(coordinator, table, A), HOUR)
@@ -330,7 +326,7 @@ def around_the_transaction(
 
 
 def test_what_is_retired_and_deleted_before_it_is_asked_for_is_unavailable(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cleaner comes between the first look at the lists and the write."""
     cleaner, table_id, deleted = cluster.coordinator(), table.table_id, []
@@ -348,7 +344,7 @@ def test_what_is_retired_and_deleted_before_it_is_asked_for_is_unavailable(
 
 
 def test_what_is_asked_for_before_it_is_retired_is_kept_and_held_or_freed(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cleaner comes between the write and the look at the lists: both see the other."""
     cleaner, table_id = cluster.coordinator(), table.table_id
@@ -367,7 +363,7 @@ def test_what_is_asked_for_before_it_is_retired_is_kept_and_held_or_freed(
 
 
 def test_what_is_retired_after_the_look_is_held(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleaner, table_id = cluster.coordinator(), table.table_id
     take(cleaner, table, A)
@@ -382,7 +378,7 @@ def test_what_is_retired_after_the_look_is_held(
 
 
 def test_a_snapshot_that_another_cannot_take_the_place_of_stays_held_all_the_time(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleaner, table_id = cluster.coordinator(), table.table_id
     take(cleaner, table, A)
@@ -401,7 +397,7 @@ def test_a_snapshot_that_another_cannot_take_the_place_of_stays_held_all_the_tim
 
 
 def test_what_was_asked_for_by_a_job_that_died_is_not_held_by_its_successor(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asked after the snapshot was deleted, and never looked: its lease proves nothing."""
     cleaner, table_id = cluster.coordinator(), table.table_id
@@ -426,7 +422,7 @@ def test_what_was_asked_for_by_a_job_that_died_is_not_held_by_its_successor(
 
 
 def test_what_was_asked_for_and_left_behind_goes_with_the_next_renewal(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table_id, other = table.table_id, cluster.coordinator()
     take(other, table, A, B)
@@ -448,7 +444,7 @@ def test_what_was_asked_for_and_left_behind_goes_with_the_next_renewal(
 def test_a_renewal_in_the_middle_of_an_acquisition_hurts_neither(
     cluster: Cluster,
     coordinator: Coordinator,
-    table: Table,
+    table: CatalogTable,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
@@ -463,7 +459,7 @@ def test_a_renewal_in_the_middle_of_an_acquisition_hurts_neither(
 
 
 def test_a_lease_that_is_renewed_while_a_cleaner_finds_it_expired_still_counts(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table_id, other = table.table_id, cluster.coordinator()
     take(other, table, A)
@@ -480,7 +476,7 @@ def test_a_lease_that_is_renewed_while_a_cleaner_finds_it_expired_still_counts(
 
 
 def test_a_cleaner_that_comes_late_does_not_delete_the_lease_that_came_after(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two cleaners find it expired; after the first has deleted it, it is acquired anew."""
     table_id, other = table.table_id, cluster.coordinator()
@@ -498,7 +494,7 @@ def test_a_cleaner_that_comes_late_does_not_delete_the_lease_that_came_after(
 
 
 def test_a_renewal_that_comes_late_does_not_write_over_the_lease_that_came_after(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table_id, other = table.table_id, cluster.coordinator()
     take(other, table, A, B)
@@ -514,7 +510,7 @@ def test_a_renewal_that_comes_late_does_not_write_over_the_lease_that_came_after
 
 
 def test_of_two_that_acquire_one_lease_both_get_what_they_asked_for(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table_id, other = table.table_id, cluster.coordinator()
     take(other, table, A, B, C)
@@ -533,7 +529,7 @@ def test_of_two_that_acquire_one_lease_both_get_what_they_asked_for(
 
 
 def test_leases_outlive_their_table_and_a_dropped_one_gets_no_new_ones(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     leases, table_id = coordinator.leases, table.table_id
     leases.acquire(table_id, "l", take(coordinator, table, A, B), HOUR)
@@ -549,7 +545,7 @@ def test_leases_outlive_their_table_and_a_dropped_one_gets_no_new_ones(
 
 
 def test_a_lease_on_a_table_that_is_dropped_meanwhile_is_refused(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = cluster.coordinator()
     take(other, table, A)
@@ -560,14 +556,14 @@ def test_a_lease_on_a_table_that_is_dropped_meanwhile_is_refused(
 
 
 def test_a_lease_on_a_partition_that_is_dropped_meanwhile_is_unavailable(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who deletes it read the leases before, and what it deletes is never retired."""
     other = cluster.coordinator()
-    key = BucketKey(other.create_partition(table, b"a"), 0)
+    key = BucketId(other.partitions.create(table, b"a"), 0)
     take(other, table, key)
     around_the_transaction(
-        coordinator, 1, monkeypatch, before=lambda: other.drop_partition(table, b"a")
+        coordinator, 1, monkeypatch, before=lambda: other.partitions.drop(table, b"a")
     )
     acquired = coordinator.leases.acquire(table.table_id, "l", {key: 1}, HOUR)
     assert acquired.unavailable == {key: 1}
@@ -581,7 +577,7 @@ def test_every_change_of_a_lease_is_made_once_whatever_is_lost(
     lossy: Lossy, losses: list[str]
 ) -> None:
     ours, other = lossy.coordinator, lossy.other
-    table = ours.create_table("t", DEFINITION)
+    table = ours.tables.create("t", DEFINITION)
     table_id = table.table_id
     take(other, table, A, B, C)
     take(other, table, A, B, C)
@@ -601,7 +597,7 @@ def test_every_change_of_a_lease_is_made_once_whatever_is_lost(
 )
 def test_a_lease_is_acquired_whatever_is_lost(lossy: Lossy, losses: list[str]) -> None:
     ours, other = lossy.coordinator, lossy.other
-    table = ours.create_table("t", DEFINITION)
+    table = ours.tables.create("t", DEFINITION)
     take(other, table, A, B)
     got: list[Any] = []
     lossy.losing.lose(*losses)
@@ -612,7 +608,7 @@ def test_a_lease_is_acquired_whatever_is_lost(lossy: Lossy, losses: list[str]) -
     assert not record(other, table).asked
 
 
-def record(coordinator: Coordinator, table: Table) -> Any:
+def record(coordinator: Coordinator, table: CatalogTable) -> Any:
     node = coordinator.store.read(lease_path(table.table_id, "l"))
     assert node is not None
     return decode_lease(node.data)

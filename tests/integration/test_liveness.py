@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from locks import EmbeddedZooKeeper
-from merge_engine import Retryable
-from server.client import Cluster, connect
-from server.config import ServerConfig
-from server.errors import ServerUnavailable
-from server.remote_table import RemoteTable
-from server.tablet_server import TabletServer
+from foundation.errors import Retryable, ServerUnavailable
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from server.client.cluster import Cluster, connect
+from server.client.remote_table import RemoteTable
+from server.tablet.config import ServerConfig
+from server.tablet.tablet_server import TabletServer
 from tests.conftest import SUMS
-from tests.zookeeper_proxy import Proxy
-from tests.zookeeper_server import wait_until, zookeeper_server
+from tests.support.zookeeper_proxy import Proxy
+from tests.support.zookeeper_server import wait_until, zookeeper_server
 
 SESSION_TIMEOUT_S = 4.0
 ROWS = 60_000  # More than a scan has in one batch.
@@ -83,7 +82,7 @@ def test_look_ups_go_on_while_the_session_is_certain_and_end_before_it_does(
         assert table.lookup({"k": [1]}).column("a").to_pylist() == [5]
         wait_until(lambda: not _answers(table), "it stops answering", SESSION_TIMEOUT_S)
         # Nobody else can have taken the bucket yet: so no answer was out of date.
-        there = client.coordinator.list_servers()
+        there = client.coordinator.servers.all()
         assert [one.address for one in there] == [server.address]
         with pytest.raises(ServerUnavailable, match=r"ZooKeeper at .* is away from server"):
             table.lookup({"k": [1]})

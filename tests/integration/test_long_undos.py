@@ -12,20 +12,26 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, EmbeddedZooKeeper
-from merge_engine import BucketOptions, UndoRange
-from merge_engine.failpoints import arm
-from recovery.access import Answers, Grant
-from recovery.errors import OldEpoch
-from recovery.led_bucket import LedBucket
-from recovery.rows import Rows
-from recovery.writer import TableWriter
-from server.client import Cluster, connect
-from server.config import ServerConfig
-from server.remote_table import RemoteTable
-from server.tablet_server import TabletServer
+from foundation.errors import OldEpoch
+from foundation.failpoints import arm
+from foundation.ids import BucketId
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.undo import UndoRange
+from recovery.leader.led_bucket import LedBucket
+from recovery.writer.access import Answers, Grant, GrantedRows
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
+from server.client.cluster import Cluster, connect
+from server.client.remote_table import RemoteTable
+from server.client.table_caller import TableCaller
+from server.client.undoing import undo_some
+from server.protocol.writers import Undo
+from server.tablet.config import ServerConfig
+from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of
-from tests.zookeeper_server import chroot, zookeeper_server
+from tests.support.works import PutBy
+from tests.support.zookeeper_server import chroot, zookeeper_server
 
 SCHEMA = schema_of(total=(pa.int64(), "sum"), other=(pa.int64(), "sum"))
 BUCKETS = 4
@@ -85,17 +91,17 @@ class Asked:
         self.calls = 0
         self.at = 0
         self.act: Callable[[], object] | None = None
-        undo = RemoteTable.undo_some
+        real = TableCaller.call
 
-        def counted(table: RemoteTable, *arguments: Any) -> Any:
-            answers = undo(table, *arguments)
-            self.calls += 1
+        def counted(caller: TableCaller, call: Any, **how: Any) -> Any:
+            answers: Any = real(caller, call, **how)
+            self.calls += isinstance(call, Undo)
             if self.act is not None and self.calls == self.at:
                 act, self.act = self.act, None
                 act()
             return answers
 
-        monkeypatch.setattr(RemoteTable, "undo_some", counted)
+        monkeypatch.setattr(TableCaller, "call", counted)
 
     def then(self, calls: int, act: Callable[[], object]) -> None:
         self.at, self.act = calls, act
@@ -126,11 +132,11 @@ def leave_a_tail(table: RemoteTable) -> None:
     writer.write(0, rows(1))
 
     def put(grant: Grant) -> Answers[Any]:
-        writer.access.put(grant, writer._named(rows(5)))
+        writer.access.put(GrantedRows(grant, writer._named(rows(5))))
         raise Died
 
     with pytest.raises(Died):
-        writer.run(1, put)
+        writer.run(1, PutBy(put))
     writer._stop_renewal()
     assert set(contents(table)["total"]) == {12}
 
@@ -217,7 +223,7 @@ def unlocked(client: Cluster) -> RemoteTable:
     return table
 
 
-def add_to_all(table: RemoteTable) -> dict[BucketKey, int]:
+def add_to_all(table: RemoteTable) -> dict[BucketId, int]:
     """Let x add to all keys; return where the logs ended before."""
     ends = table.end_offsets()
     for begin in range(0, ROWS, PART_ROWS):
@@ -264,10 +270,11 @@ def test_a_server_that_is_late_with_the_first_bucket_leaves_the_others_for_the_n
     ids = [unlocked.schema.column("total").id]
     with arm("undo.planned", count_step):
         ranges = {key: UndoRange(end) for key, end in ends.items()}
-        answers, sessions = unlocked.undo_some({"debtor": "x", "columns": ids}, ranges)
-    assert steps == len(sessions), "one for each server"
-    assert sum(answer.changed > 0 for answer in answers.values()) == len(sessions)
-    assert all(answer.rest is not None for answer in answers.values())
+        answers = undo_some(unlocked.caller, "x", ids, ranges)
+    assert steps == len(answers.sessions), "one for each server"
+    results = answers.results.values()
+    assert sum(result.changed > 0 for result in results) == len(answers.sessions)
+    assert all(result.rest is not None for result in results)
 
 
 def test_a_put_is_not_held_up_by_parts_that_wait_for_its_buckets(

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from locks import EmbeddedZooKeeper
-from merge_engine import InvalidInput, Token
-from server.client import Cluster, connect
-from server.on_spark import run
-from server.spark_task import address_towards
+from foundation.errors import InvalidInput
+from foundation.ids import Token
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from server.client.cluster import Cluster, connect
+from server.launch.on_spark import run
+from server.launch.spark_task import address_towards
 from tests.conftest import SUMS
-from tests.moto_server import S3Server, s3_server
-from tests.processes import is_running, parent_of
-from tests.spark_session import needs_java, quiet_spark
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from tests.support.moto_server import S3Server, s3_server
+from tests.support.processes import is_running, parent_of
+from tests.support.spark_session import needs_java, quiet_spark
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 pytestmark = pytest.mark.spark
 
@@ -293,7 +294,7 @@ def test_the_address_of_this_machine_is_the_one_that_leads_to_zookeeper() -> Non
 DRIVER = """
 import sys
 from pathlib import Path
-from server.on_spark import run
+from server.launch.on_spark import run
 from tests.integration.test_on_spark import OPTIONS, cluster_session
 
 zookeeper, directory = sys.argv[1:]

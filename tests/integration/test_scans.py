@@ -11,36 +11,37 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from locks import BucketKey
-from merge_engine import (
-    Bucket,
+from foundation.errors import (
+    BadRequest,
     Closed,
     InvalidInput,
-    Schema,
-    SchemaBuilder,
-    TallybookError,
-    UnknownColumn,
-)
-from merge_engine.options import MEBIBYTE
-from recovery.access import Answers, Grant
-from recovery.errors import NotLeader
-from recovery.rows import Rows
-from server import wire
-from server.client import Cluster
-from server.errors import (
-    BadRequest,
+    NotLeader,
     PartitionGone,
     ServerUnavailable,
+    TallybookError,
     TooManyScanners,
+    UnknownColumn,
     UnknownOrExpiredScannerError,
 )
-from server.limits import ScannerLimits
-from server.remote_table import RemoteTable
-from server.table_scan import ScanSource, TableScan
-from server.tablet_server import TabletServer
+from foundation.ids import BucketId
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import MEBIBYTE
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from recovery.reader.table_changes import TableChanges
+from recovery.reader.table_scan import ScanSource, TableScan
+from recovery.writer.access import Answers, Grant, GrantedRows
+from recovery.writer.rows import Rows
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.protocol import wire
+from server.protocol.reads import CloseScanners, Scan, ScanBatch, ScanBegun
+from server.tablet.limits import ScannerLimits
+from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of
-from tests.raw_flight import Stranger, client_of, running
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from tests.support.raw_flight import Stranger, client_of, running
+from tests.support.works import PutBy
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 SUMS = schema_of(a=(pa.int64(), "sum"), note=(pa.string(), "last_value"))
 LIMITS = ScannerLimits(ttl_s=60, max_per_bucket=3, max_per_server=5)
@@ -106,7 +107,7 @@ def create(scene: Scene, request: pytest.FixtureRequest) -> Iterator[Create]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.scanning._MOST_BATCH_ROWS", 7)
+    monkeypatch.setattr("server.tablet.scanning._MOST_BATCH_ROWS", 7)
 
 
 def fill(table: RemoteTable, count: int = 100, **more: Any) -> None:
@@ -141,13 +142,15 @@ def looked_up(table: RemoteTable, count: int = 100) -> Values:
 
 def test_an_empty_table_has_no_rows_but_offsets_and_columns(create: Create) -> None:
     table = create()
-    scan = table.scan()
+    scan = table.scan(isolation="latest")
     assert list(scan) == []
-    assert scan.offsets == table.end_offsets() == {BucketKey(0, 0): 1, BucketKey(0, 1): 1}
+    assert scan.offsets == table.end_offsets() == {BucketId(0, 0): 1, BucketId(0, 1): 1}
     whole = table.scan()
     assert whole.to_arrow().schema == whole.schema == scan.schema
     assert scan.schema.names == ["k", "a", "note"]
-    assert whole.offsets == scan.offsets
+    assert whole.cut is not None
+    assert whole.cut.ends == scan.offsets
+    assert (scan.cut, whole.offsets) == (None, {})
 
 
 def test_an_empty_bucket_among_others_is_passed_over(create: Create) -> None:
@@ -167,7 +170,7 @@ def test_many_batches_have_every_row_once_and_in_key_order_per_bucket(
     assert len(batches) > 70
     assert all(0 < batch.num_rows <= 7 for batch in batches)
     assert scanned(table, isolation=isolation) == {key: (key, None) for key in range(500)}
-    for bucket in table.bucket_keys():
+    for bucket in table.bucket_ids():
         of_bucket = [
             key
             for batch in table.scan(["a"], buckets=[bucket])
@@ -245,7 +248,7 @@ def test_committed_rows_leave_out_work_that_is_undone_and_latest_ones_show_it(
 
         def put_then_fail(grant: Grant) -> Answers[Any]:
             more = {"k": list(range(30, 90)), "a": [10] * 60}
-            writer.access.put(grant, Rows(data=more))
+            writer.access.put(GrantedRows(grant, Rows(data=more)))
             for isolation in ("committed", "latest"):
                 seen[isolation] = scanned(table, isolation=isolation)
             scan = iter(table.scan())
@@ -255,7 +258,7 @@ def test_committed_rows_leave_out_work_that_is_undone_and_latest_ones_show_it(
 
         rest: list[Iterator[pa.RecordBatch]] = []
         with pytest.raises(InvalidInput, match="not to be"):
-            writer.run(1, put_then_fail)
+            writer.run(1, PutBy(put_then_fail))
         # The scan that began while the batch was there goes on after it was undone.
         halves += rest[0]
         assert values_of(pa.Table.from_batches(halves)) == before
@@ -268,7 +271,7 @@ def test_committed_rows_leave_out_work_that_is_undone_and_latest_ones_show_it(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_scan_and_the_committed_changelog_from_its_offsets_are_the_table(create: Create) -> None:
+def test_a_scan_and_the_changes_since_its_cut_are_the_table(create: Create) -> None:
     table = create(locked=True, buckets=3)
     stopping = threading.Event()
     started = threading.Event()
@@ -281,11 +284,11 @@ def test_a_scan_and_the_committed_changelog_from_its_offsets_are_the_table(creat
                 if number % 3 == 1:
 
                     def fail(grant: Grant, rows: Rows = rows) -> Answers[Any]:
-                        writer.access.put(grant, rows)
+                        writer.access.put(GrantedRows(grant, rows))
                         raise InvalidInput("undo this")
 
                     with pytest.raises(InvalidInput, match="undo this"):
-                        writer.run(number, fail)
+                        writer.run(number, PutBy(fail))
                 else:
                     writer.write(number, rows)
                 started.set()
@@ -306,14 +309,15 @@ def test_a_scan_and_the_committed_changelog_from_its_offsets_are_the_table(creat
         writing.result(60)
     final = looked_up(table)
     for scan, state in zip(scans, states, strict=True):
-        assert set(scan.offsets) == set(table.bucket_keys())
-        assert _replayed(table, scan.offsets, state) == final
+        assert scan.cut is not None
+        assert _replayed(table.changes(scan.cut), state) == final
+    for scan, following, state, later in zip(scans, scans[1:], states, states[1:], strict=False):
+        assert _replayed(table.changes(scan.cut, following.cut), state) == later
 
 
-def _replayed(table: RemoteTable, offsets: dict[BucketKey, int], state: Values) -> Values:
+def _replayed(changes: TableChanges, state: Values) -> Values:
     found = {key: list(row) for key, row in state.items()}
-    log = table.scan(source=ScanSource.LOG, from_offsets=offsets)
-    for batch in log:
+    for batch in changes:
         for record in batch.to_pylist():
             kind, names = record["_change_type"], record["_changed_columns"]
             row = found.setdefault(record["k"], [None, None])
@@ -324,7 +328,6 @@ def _replayed(table: RemoteTable, offsets: dict[BucketKey, int], state: Values) 
                 else:
                     assert kind != "insert" or row[at] is None, record
                 row[at] = None if kind == "delete" else record[name]
-    assert log.offsets == table.end_offsets()
     return {key: tuple(row) for key, row in found.items() if row != [None, None]}
 
 
@@ -398,12 +401,12 @@ def test_partitions_are_scanned_and_one_that_is_dropped_ends_its_scan(create: Cr
     for day in ("mo", "tu"):
         table.put({"day": [day] * 90, "k": list(range(90)), "note": ["x" * 300_000] * 90})
     assert table.scan().to_arrow().num_rows == 180
-    monday = [min(table.bucket_keys())]
+    monday = [min(table.bucket_ids())]
     assert set(table.scan(buckets=monday).to_arrow()["day"].to_pylist()) == {"mo"}
     scan, later = iter(table.scan()), table.scan()
     next(scan)
     table.drop_partition(day="mo")
-    with pytest.raises(UnknownOrExpiredScannerError, match="begin the scan again"):
+    with pytest.raises(PartitionGone, match="were dropped meanwhile"):
         # Until the server hears of it, rows come: they are pinned.
         wait_until(lambda: next(scan, None) is None, "the end of the scan")
     with pytest.raises(PartitionGone, match="were dropped meanwhile"):
@@ -414,13 +417,13 @@ def test_partitions_are_scanned_and_one_that_is_dropped_ends_its_scan(create: Cr
 def test_buckets_are_those_asked_for_each_once(create: Create) -> None:
     table = create()
     fill(table)
-    one = BucketKey(0, 1)
+    one = BucketId(0, 1)
     rows = scanned(table, buckets=[one])
     assert 0 < len(rows) < 100
     assert scanned(table, buckets=[one, one]) == rows
     assert scanned(table, buckets=[]) == {}
     with pytest.raises(InvalidInput, match="the table has no buckets"):
-        table.scan(buckets=[BucketKey(0, 2)])
+        table.scan(buckets=[BucketId(0, 2)])
 
 
 # The log
@@ -428,7 +431,7 @@ def test_buckets_are_those_asked_for_each_once(create: Create) -> None:
 
 def test_the_log_is_a_source_with_limits_and_says_where_to_go_on(create: Create) -> None:
     table = create(buckets=1)
-    [bucket] = table.bucket_keys()
+    [bucket] = table.bucket_ids()
     fill(table, 10)
     table.put({"k": [3], "a": [100]})
     scan = table.scan(source=ScanSource.LOG)
@@ -487,7 +490,7 @@ def test_a_changelog_beside_an_alteration_and_a_put_has_both_or_neither(
 ) -> None:
     table = create(buckets=1)
     fill(table, 2)
-    [bucket] = table.bucket_keys()
+    [bucket] = table.bucket_ids()
     meanwhile: Iterator[Callable[[], object]] = iter(
         [
             lambda: table.add_column("c", pa.int64(), "sum"),
@@ -522,7 +525,7 @@ def test_a_scan_that_is_left_early_frees_its_session_at_once(create: Create, sce
     def leave_generator() -> None:
         batches = iter(table.scan())
         next(batches)
-        assert scene.sessions == 1
+        assert scene.sessions == 2, "that of the next bucket, too"
         batches.close()  # type: ignore[attr-defined]
 
     def leave_loop() -> None:
@@ -533,7 +536,7 @@ def test_a_scan_that_is_left_early_frees_its_session_at_once(create: Create, sce
         with table.scan() as scan:
             batches = iter(scan)
             next(batches)
-            assert scene.sessions == 1
+            assert scene.sessions == 2
         assert scene.sessions == 0
         with pytest.raises(Closed, match="was closed; begin another"):
             next(batches)
@@ -570,7 +573,7 @@ def test_a_bucket_at_its_limit_is_waited_for_until_a_scanner_is_closed(
     refusals = f'errors_total{{call="scan",error="{TooManyScanners.__name__}"}}'
     with (
         client_of(scene.address, deadline_s=0.3) as impatient,
-        pytest.raises(ServerUnavailable, match="max-per-bucket"),
+        pytest.raises(ServerUnavailable, match="scanners-per-bucket"),
     ):
         impatient.table(table.name).scan().to_arrow()
     before = scene.metric(refusals)
@@ -595,7 +598,7 @@ def test_the_servers_limit_counts_all_tables(create: Create, scene: Scene) -> No
         next(batches)
     with (
         client_of(scene.address, deadline_s=0.3) as impatient,
-        pytest.raises(ServerUnavailable, match="max-per-server"),
+        pytest.raises(ServerUnavailable, match="scanners-per-server"),
     ):
         impatient.table(tables[2].name).scan().to_arrow()
     for batches in held:
@@ -608,27 +611,23 @@ def test_the_servers_limit_counts_all_tables(create: Create, scene: Scene) -> No
 class _Scanning(Stranger):
     """Begins and takes up scans as it is told."""
 
-    def ticket(self, **changes: Any) -> bytes:
-        ids = [column.id for column in self.table.schema.value_columns]
-        good = {"call": "scan", "columns": ids, "isolation": "latest"}
-        return wire.encode(self.fields(**{**good, **changes}))
-
     def scan(self, **changes: Any) -> tuple[str, list[tuple[pa.RecordBatch, str]]]:
         """Return the scanner and the batches, each with its last key."""
-        reader = self.get_stream(self.ticket(**changes))
-        about = wire.decode(reader.read_chunk().app_metadata).to_dict()
-        batches = []
-        while "done" not in (
-            fields := wire.decode((chunk := reader.read_chunk()).app_metadata).to_dict()
-        ):
-            batches.append((chunk.data, fields["last_key"]))
-        return about["scanner"], batches
+        reader = self.get_stream(self.scan_ticket(**changes))
+        about = ScanBegun.from_body(reader.read_chunk().app_metadata)
+        batches: list[tuple[pa.RecordBatch, str]] = []
+        while True:
+            chunk = reader.read_chunk()
+            told = Scan.read_message(wire.decode(chunk.app_metadata))
+            if not isinstance(told, ScanBatch):
+                return about.scanner, batches
+            batches.append((chunk.data, told.last_key.hex()))
 
     def get_stream(self, ticket: bytes) -> Any:
         return self.client.do_get(flight.Ticket(ticket), self._options)
 
     def close_scanners(self, *scanners: str) -> None:
-        self.action("close_scanners", wire.encode({"scanners": list(scanners)}))
+        self.action(CloseScanners.name, CloseScanners(scanners=scanners).to_body())
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -664,7 +663,7 @@ def test_a_bad_scan_is_refused_and_leaves_no_session(
     fill(table)
     stranger = _Scanning(scene.server.address, table)
     with closing(stranger), pytest.raises(kind, match=words):
-        stranger.get(stranger.ticket(**changes))
+        stranger.get(stranger.scan_ticket(**changes))
     assert scene.sessions == 0
 
 
@@ -676,7 +675,7 @@ def test_a_scanner_is_of_its_bucket_and_is_closed_by_whoever_names_it(
     with closing(_Scanning(scene.server.address, table)) as stranger:
         scanner, batches = stranger.scan()
         with pytest.raises(BadRequest, match=r"is of bucket .*-0-0, not .*-0-1"):
-            stranger.get(stranger.ticket(scanner=scanner, buckets=[[0, 1]]))
+            stranger.get(stranger.scan_ticket(scanner=scanner, buckets=[[0, 1]]))
         assert sum(batch.num_rows for batch, _ in batches) == scene.rows_scanned(table)
         # A key that is none, and keys before and behind all others.
         for after, rows in ((b"", batches[0][0].num_rows), (b"\xff" * 2_000, 0)):
@@ -691,4 +690,4 @@ def test_a_scanner_is_of_its_bucket_and_is_closed_by_whoever_names_it(
         stranger.close_scanners(scanner, scanner)
         assert scene.sessions == 0
         with pytest.raises(TallybookError, match="there is no scanner"):
-            stranger.get(stranger.ticket(scanner=scanner))
+            stranger.get(stranger.scan_ticket(scanner=scanner))

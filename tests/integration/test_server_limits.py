@@ -17,17 +17,35 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import EmbeddedZooKeeper
-from merge_engine import BatchTooLarge, Retryable, TallybookError, Token, UnknownOutcome
-from server import wire
-from server.client import Cluster
-from server.errors import Overloaded, ServerUnavailable
-from server.limits import Limits
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
-from server.tablet_server import TabletServer
-from tests.raw_flight import ROWS, SCHEMA, JsonLog, Stranger, client_of, held_put, json_log, running
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from foundation.errors import (
+    BatchTooLarge,
+    Overloaded,
+    Retryable,
+    ServerUnavailable,
+    TallybookError,
+    UnknownOutcome,
+)
+from foundation.ids import Token
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from recovery.leader.fenced_writers import Writer
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from server.client.writer_access import RemoteAccess
+from server.launch.local_cluster import LocalCluster
+from server.protocol import wire
+from server.tablet.limits import Limits
+from server.tablet.tablet_server import TabletServer
+from tests.support.raw_flight import (
+    ROWS,
+    SCHEMA,
+    JsonLog,
+    Stranger,
+    client_of,
+    held_put,
+    json_log,
+    running,
+)
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 MEBIBYTE = 1 << 20
 
@@ -82,7 +100,7 @@ FEW_BYTES = Limits(max_bytes_in_flight=20_000)
 
 @pytest.mark.parametrize(
     ("small", "words"),
-    [(ONE_PUT, r"1 puts are under way.*max_puts"), (FEW_BYTES, "bytes are in flight, near the")],
+    [(ONE_PUT, r"1 puts are under way.*--max-puts"), (FEW_BYTES, "bytes are in flight, near the")],
     indirect=["small"],
     ids=["puts", "bytes"],
 )
@@ -124,7 +142,7 @@ def _refusal(hasty: Cluster, words: str) -> str:
 def test_look_ups_count_as_bytes_in_flight(small: Small) -> None:
     with client_of(small.address, deadline_s=0.3) as hasty, held_put(small.stranger, rows(1_200)):
         wait_until(lambda: small.metric("bytes_in_flight") > 0, "the put is held")
-        with pytest.raises(Retryable, match="max_bytes_in_flight"):
+        with pytest.raises(Retryable, match="--max-bytes-in-flight"):
             hasty.table("t").lookup({"k": list(range(1_000))})
         assert hasty.table("t").lookup({"k": [1]}).num_rows == 1
 
@@ -215,7 +233,7 @@ def test_an_announced_put_is_refused_before_anything_of_it_is_read(
     with held_put(stranger, batch):
         wait_until(lambda: _metric(stranger, "bytes_in_flight") > 0, "the put is held")
         command = wire.encode(stranger.put_fields(bytes=20 * MEBIBYTE))
-        with pytest.raises(Overloaded, match="max_bytes_in_flight"):
+        with pytest.raises(Overloaded, match="--max-bytes-in-flight"):
             stranger.put(command, [])
     with pytest.raises(BatchTooLarge, match="put_max_bytes"):
         stranger.put(wire.encode(stranger.put_fields(bytes=1 << 40)), [])
@@ -236,8 +254,8 @@ def _metric(stranger: Stranger, name: str) -> float:
 HALF_A_PUT = """
 import sys
 import pyarrow as pa
-from server.client import connect
-from tests.raw_flight import Stranger, wire
+from server.client.cluster import connect
+from tests.support.raw_flight import Stranger, wire
 
 table = connect(sys.argv[1]).table("t")
 stranger = Stranger(sys.argv[2], table)
@@ -325,8 +343,8 @@ def test_a_put_during_a_graceful_stop_is_whole_or_refused(
 def test_a_client_that_never_ends_its_put_does_not_keep_a_server(
     zookeeper: EmbeddedZooKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.tablet_server._STOP_DEADLINE_S", 0.2)
-    monkeypatch.setattr("server.tablet_server._CLOSE_DEADLINE_S", 0.2)
+    monkeypatch.setattr("server.tablet.tablet_server._STOP_DEADLINE_S", 0.2)
+    monkeypatch.setattr("server.tablet.tablet_server._CLOSE_DEADLINE_S", 0.2)
     address = chroot(zookeeper)
     with ExitStack() as stack:
         log = stack.enter_context(json_log())
@@ -419,9 +437,9 @@ def test_the_metrics_are_what_was_done(small: Small) -> None:
 @pytest.mark.parametrize("small", [Limits()], indirect=True)
 def test_the_metrics_and_the_status_show_the_owners(small: Small) -> None:
     table = small.cluster.create_table("locked", SCHEMA, buckets=1)
-    lock = small.cluster.coordinator.acquire(table.definition.table, 'etl "1"', ["a"])
-    fields = {"writer": lock.owner, "epoch": lock.epoch, "columns": list(lock.columns)}
-    table.call("fence", fields, {key: [] for key in table.bucket_keys()}, answer="terms")
+    lock = small.cluster.coordinator.locks.acquire(table.definition.table, 'etl "1"', ["a"])
+    access = RemoteAccess(small.cluster, table)
+    access.fence(Writer(lock.owner, lock.epoch), lock.columns, table.bucket_ids())
     [name] = [name for name in small.server.status()["metrics"] if "owner_epoch" in name]
     assert name.startswith('tallybook_owner_epoch{bucket="')
     assert name.endswith('owner="etl \\"1\\"",table="locked"}')

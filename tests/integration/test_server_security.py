@@ -21,17 +21,18 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 from pyarrow import flight
 
-from locks import AccessDenied, Coordinator, EmbeddedZooKeeper, ZooKeeperStore
-from merge_engine import InvalidInput, Retryable
-from server import wire
-from server.client import Cluster, Recipe
-from server.config import ServerConfig
-from server.connections import Access
-from server.errors import AccessRefused
-from server.local_cluster import LocalCluster
-from server.tablet_server import TabletServer
-from tests.raw_flight import SCHEMA, client_of, json_log, running
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from foundation.errors import AccessDenied, AccessRefused, InvalidInput, Retryable
+from locks.coordinator import Coordinator
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.zookeeper import ZooKeeperStore
+from server.client.cluster import Cluster, Recipe
+from server.client.connections import ServerCredentials
+from server.launch.local_cluster import LocalCluster
+from server.protocol import wire
+from server.tablet.config import ServerConfig
+from server.tablet.tablet_server import TabletServer
+from tests.support.raw_flight import SCHEMA, client_of, json_log, running
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 TOKEN = "open-sesame-4711"
 CREDENTIALS = ("tallybook", "secret-1234")
@@ -148,7 +149,7 @@ def test_tokens_that_no_header_can_carry_are_refused_on_both_sides(
 def test_secrets_are_not_in_representations(tmp_path: Path) -> None:
     config = _config(tmp_path, token=TOKEN, credentials=("user", "password-0815"))
     recipe = Recipe("127.0.0.1:1", {"credentials": ("user", "password-0815")})
-    for shown in (repr(config), str(config), repr(Access(token=TOKEN)), repr(recipe)):
+    for shown in (repr(config), str(config), repr(ServerCredentials(token=TOKEN)), repr(recipe)):
         assert TOKEN not in shown
         assert "password-0815" not in shown
 
@@ -204,7 +205,7 @@ def test_every_call_to_a_server_is_refused_without_the_token(guarded: Any, what:
     seen = len(log.lines)
     with _insider(address, token=WRONG[what]) as cluster:
         table = cluster.table("t")
-        bucket = table.bucket_keys()[0]
+        bucket = table.bucket_ids()[0]
         for call in (
             lambda: table.put({"k": [1], "a": [1]}),
             lambda: table.delete({"k": [1]}),

@@ -9,17 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from locks import EmbeddedZooKeeper
-from merge_engine import Retryable, StorageFull
-from server.client import connect
-from server.config import ServerConfig
-from server.errors import ServerUnavailable
-from server.remote_table import RemoteTable
-from server.tablet_server import TabletServer
+from foundation.errors import Retryable, ServerUnavailable, StorageFull
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from server.client.cluster import connect
+from server.client.remote_table import RemoteTable
+from server.tablet.config import ServerConfig
+from server.tablet.tablet_server import TabletServer
 from tallybook.cli import status_lines
 from tests.conftest import schema_of
-from tests.small_disk import small_file_system
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from tests.support.small_disk import small_file_system
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 TEXTS = schema_of(text=(pa.string(), "last_value"))
 

@@ -9,20 +9,30 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import Fenced, HandoverNeeded, LockHeld, RewoundBatch
-from merge_engine import InvalidInput, UnknownColumn
-from merge_engine.failpoints import arm
-from recovery.errors import OldEpoch, SealedBatch
-from recovery.rows import Rows
-from server.local_cluster import LocalCluster
-from server.writer_access import put
-from sink import aggregate_sink, executors
+from foundation.errors import (
+    Fenced,
+    HandoverNeeded,
+    InvalidInput,
+    LockHeld,
+    OldEpoch,
+    RewoundBatch,
+    SealedBatch,
+    UnknownColumn,
+)
+from foundation.failpoints import arm
+from recovery.writer.access import GrantedRows
+from recovery.writer.rows import Rows
+from server.client.writer_access import RemoteAccess
+from server.launch.local_cluster import LocalCluster
+from sink import executors, tasks_work
 from sink.aggregate_sink import AggregateSink
 from sink.routing import RecentBatches, count_executors
+from tallybook.locks_command import release
 from tests.conftest import SUMS, schema_of
-from tests.sinks import KEYS, Killed, Sinks, counted, ones, sinks_of, stored, write_file
-from tests.spark_session import SHORT_LIVED, quiet_spark
-from tests.zookeeper_server import wait_until
+from tests.support.faulty_storage import interrupt
+from tests.support.sinks import KEYS, Killed, Sinks, counted, ones, sinks_of, stored, write_file
+from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -181,6 +191,32 @@ def test_a_batch_of_a_query_is_no_replay_to_a_script_under_the_same_owner(
     assert stored(table, KEYS) == counted(1)
 
 
+def test_a_query_whose_lock_an_operator_released_goes_on_by_its_checkpoint(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+    write_file(tmp_path / "in", 0, ones())
+    query = sinks.run(
+        sinks.source(tmp_path / "in"), sinks.sink(table, ["a", "b"]), tmp_path / "chk"
+    )
+    owner = str(query.id)
+    sinks.wait_until_released(table, owner)
+    # Its driver comes back, and dies in the next batch: as the sink does, but without a process.
+    driver = table.writer(owner_id=owner, columns=["a", "b"], query_id=owner).start()
+    with arm("writer.sealed", interrupt), pytest.raises(KeyboardInterrupt):
+        driver.write(1, Rows(data=ones()))
+    driver._stop_renewal()
+    assert stored(table, KEYS) == counted(2)
+
+    release(sinks.client, table.name, owner, force=True, deadline_s=30.0)
+    assert stored(table, KEYS) == counted(1)
+    write_file(tmp_path / "in", 1, ones())
+    sink = sinks.sink(table, ["a", "b"])
+    assert sinks.run(sinks.source(tmp_path / "in"), sink, tmp_path / "chk").failure is None
+    assert (sink.status()["batches"], sink.status()["skipped"]) == (1, 0)
+    assert stored(table, KEYS) == counted(2)
+
+
 def test_two_sinks_of_one_query_need_an_owner_each(sinks: Sinks, tmp_path: Path) -> None:
     table = sinks.table(SUMS)
     for number in range(2):
@@ -262,7 +298,7 @@ def test_an_expired_owners_uncommitted_work_is_undone_by_whoever_takes_its_colum
     gone._session.writer._stop_renewal()
     locks = sinks.client.coordinator
     wait_until(
-        lambda: not any(lock.live for lock in locks.list_locks(table.definition.table)),
+        lambda: not any(lock.live for lock in locks.locks.all(table.definition.table)),
         "the lock of `gone` expired",
     )
     heir = sinks.sink(table, ["a"], owner_id="heir", handover=True, ignore_extra=True)
@@ -384,23 +420,24 @@ def test_a_task_that_arrives_after_its_batch_was_committed_is_refused(
         jobs.append(job)
         return original(frame, job, partitions)
 
-    monkeypatch.setattr(aggregate_sink, "put_from_executors", noting)
+    monkeypatch.setattr(tasks_work, "put_from_executors", noting)
     sink = sinks.sink(table, ["a", "b"], owner_id="etl", route="executors")
     few = [0]
     sink(sinks.frame(ones(few)), 0)
     late = pickle.loads(pickle.dumps(jobs[0].grant))
     # The bucket that has the batch says so; those that have not do not take it any more.
-    answers = put(table, late, Rows(data=ones(few), columns=["a", "b"]))
+    access = RemoteAccess(sinks.client, table)
+    answers = access.put(GrantedRows(late, Rows(data=ones(few), columns=["a", "b"])))
     assert [result.repeated for result in answers.results.values()] == [True]
     with pytest.raises(SealedBatch):
-        put(table, late, Rows(data=ones(), columns=["a", "b"]))
+        access.put(GrantedRows(late, Rows(data=ones(), columns=["a", "b"])))
     sink(sinks.frame(ones()), 1)
     with pytest.raises(SealedBatch):
-        put(table, late, Rows(data=ones(few), columns=["a", "b"]))
+        access.put(GrantedRows(late, Rows(data=ones(few), columns=["a", "b"])))
     again = sinks.sink(table, ["a", "b"], owner_id="etl")
     again(sinks.frame(ones()), 2)
     with pytest.raises(OldEpoch):
-        put(table, late, Rows(data=ones(), columns=["a", "b"]))
+        access.put(GrantedRows(late, Rows(data=ones(), columns=["a", "b"])))
     assert stored(table, KEYS) == {**counted(2), 0: (3, 30)}
 
 

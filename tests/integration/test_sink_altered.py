@@ -7,18 +7,27 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import ColumnLock, Fenced, UnknownOutcome
-from merge_engine import InvalidInput, Schema, SchemaBuilder, UnknownColumn
-from merge_engine.failpoints import arm
-from recovery.errors import NotLeader, OldEpoch
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
+from foundation.errors import (
+    Fenced,
+    InvalidInput,
+    NotLeader,
+    OldEpoch,
+    UnknownColumn,
+    UnknownOutcome,
+)
+from foundation.failpoints import arm
+from locks.column_locks.column_lock import ColumnLock
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from server.client.remote_table import RemoteTable
+from server.client.table_caller import TableCaller
+from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from sink.quarantine import Quarantine
 from tests.conftest import SUMS
-from tests.sinks import KEYS, Sinks, counted, ones, parquet_rows, sinks_of, stored
-from tests.spark_session import SHORT_LIVED, quiet_spark
-from tests.zookeeper_server import wait_until
+from tests.support.sinks import KEYS, Sinks, counted, ones, parquet_rows, sinks_of, stored
+from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -156,19 +165,19 @@ def test_a_column_that_another_has_the_name_of_when_a_sink_starts_is_an_error_th
     route: str, sinks: Sinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = sinks.table(SUMS)
-    real = RemoteTable.refresh
+    real = TableCaller.refresh
 
-    def refresh(known: RemoteTable) -> None:
+    def refresh(known: TableCaller) -> None:
         """Between the columns that the sink has checked, and the lock."""
         monkeypatch.undo()
         table.rename_column("a", "c")
         table.rename_column("b", "a")
         real(known)
 
-    monkeypatch.setattr(RemoteTable, "refresh", refresh)
+    monkeypatch.setattr(TableCaller, "refresh", refresh)
     with pytest.raises(UnknownColumn, match=r"'a' .* renamed to 'c'"):
         started(sinks, table, ["a"], route=route)
-    [record] = sinks.client.coordinator.records(table.definition.table).values()
+    [record] = sinks.client.coordinator.locks.records(table.definition.table).values()
     assert record.columns == (SUMS.column("a").id,)
     assert (record.batch, stored(table, KEYS)) == (-1, {})
 

@@ -10,21 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine import Overflow
-from merge_engine.failpoints import arm
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
-from server.uploads import LargePut
-from sink import aggregate_sink, executors
+from foundation.errors import Overflow
+from foundation.failpoints import arm
+from server.client.remote_table import RemoteTable
+from server.client.uploads import LargePut
+from server.launch.local_cluster import LocalCluster
+from sink import aggregate_sink, executors, tasks_work
 from sink.aggregate_sink import AggregateSink
 from sink.frames import TooLarge, collected, known_bytes
 from sink.watching import BatchWatch
 from tests.conftest import schema_of
 from tests.fault.cluster_load import LONGER
 from tests.fault.test_large_puts import LIMITS
-from tests.sinks import Killed, Sinks, parquet_rows, sinks_of, stored, write_file
-from tests.spark_session import SHORT_LIVED, quiet_spark
-from tests.zookeeper_server import wait_until
+from tests.support.sinks import Killed, Sinks, parquet_rows, sinks_of, stored, write_file
+from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -196,12 +196,12 @@ def test_what_a_large_batch_has_written_is_not_read_before_its_commit(
     def cut_off(self: LargePut, *arguments: Any) -> Any:
         for upload in self._all():
             self._send(upload)
-            self._action(upload, "advance", self._to_advance(upload, try_only=False))
+            self._call(upload, self._to_advance(upload, try_only=False))
         raise Killed
 
     with monkeypatch.context() as patched:
         if way == ("executors", "undo"):
-            patched.setattr(aggregate_sink, "put_from_executors", killed)
+            patched.setattr(tasks_work, "put_from_executors", killed)
         else:
             patched.setattr(LargePut, "put", cut_off)
         with pytest.raises(Killed):

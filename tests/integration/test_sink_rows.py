@@ -10,25 +10,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import UnknownTable
-from merge_engine import (
+from foundation.errors import (
     InvalidInput,
     InvalidKey,
     InvalidValue,
     Overflow,
-    Schema,
-    SchemaBuilder,
-    Table,
+    UnknownTable,
     WrongType,
 )
-from merge_engine.failpoints import arm
-from server.local_cluster import LocalCluster
-from server.remote_table import RemoteTable
+from foundation.failpoints import arm
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from recovery.embedded.table import Table
+from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
-from tests.aggregates import INT64_MAX, MAP, UTC
 from tests.conftest import SUMS, schema_of
-from tests.sinks import Killed, Sinks, counted, ones, parquet_rows, sinks_of, stored
-from tests.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.aggregates import INT64_MAX, MAP, UTC
+from tests.support.sinks import Killed, Sinks, counted, ones, parquet_rows, sinks_of, stored
+from tests.support.spark_session import SHORT_LIVED, quiet_spark
 
 pytestmark = pytest.mark.spark
 

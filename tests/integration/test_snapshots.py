@@ -3,8 +3,6 @@
 import logging
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,23 +13,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, CorruptRecord, EmbeddedZooKeeper, LeadKey, UnknownLease
-from locks.paths import snapshot_list_path
-from locks.store import ANY_VERSION, Write
-from merge_engine import InvalidInput, SchemaBuilder
-from merge_engine.failpoints import arm
-from recovery.rows import Rows as WriterRows
-from server.client import Cluster, connect
-from server.config import ServerConfig, SnapshotConfig
-from server.definitions import STORAGE
-from server.remote_table import RemoteTable
-from server.snapshot_lease import SnapshotLease
-from server.table_scan import ScanSource, TableScan
-from server.tablet_server import TabletServer
+import tallybook as tb
+from foundation.errors import CorruptRecord, InvalidInput, UnknownLease
+from foundation.failpoints import arm
+from foundation.ids import BucketId, LeadKey
+from locks.store.base import ANY_VERSION, Write
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.paths import STORAGE, snapshot_list_path
+from merge_engine.schema.builder import SchemaBuilder
+from recovery.reader.table_scan import ScanSource, TableScan
+from recovery.writer.rows import Rows as WriterRows
+from server.client.cluster import Cluster, connect
+from server.client.remote_table import RemoteTable
+from server.client.snapshot_lease import SnapshotLease
+from server.tablet.config import ServerConfig, SnapshotConfig
+from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of
-from tests.moto_server import S3Server, s3_server
-from tests.raw_flight import client_of, running
-from tests.zookeeper_server import chroot, wait_until, zookeeper_server
+from tests.support.moto_server import S3Server, s3_server
+from tests.support.raw_flight import client_of, running
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 SUMS = schema_of(a=(pa.int64(), "sum"), b=(pa.int64(), "sum"))
 BUCKETS = 2
@@ -106,7 +106,7 @@ def ids(table: RemoteTable) -> list[list[int]]:
 
 def kept(client: Cluster, table: RemoteTable) -> list[list[int]]:
     """Return the ids of all that are kept, listed or not."""
-    lists = client.coordinator.snapshots.read_many(table.table_id, table.bucket_keys())
+    lists = client.coordinator.snapshots.read_many(table.table_id, table.bucket_ids())
     return [[one.snapshot_id for one in found.kept] for found in lists.values()]
 
 
@@ -138,10 +138,10 @@ def test_a_snapshot_on_demand_has_all_that_was_put(scene: Scene) -> None:
     with scene.run() as (_, client):
         table = create(client)
         put(table)
-        assert table.snapshot() == dict.fromkeys(table.bucket_keys(), 1)
-        assert table.snapshot() == dict.fromkeys(table.bucket_keys(), 1), "there is nothing new"
+        assert table.snapshot() == dict.fromkeys(table.bucket_ids(), 1)
+        assert table.snapshot() == dict.fromkeys(table.bucket_ids(), 1), "there is nothing new"
         put(table)
-        (first, second) = table.bucket_keys()
+        (first, second) = table.bucket_ids()
         assert table.snapshot([second]) == {second: 2}
         assert ids(table) == [[1], [1, 2]]
         with table.lease_latest("reader", renew=False) as lease:
@@ -149,12 +149,17 @@ def test_a_snapshot_on_demand_has_all_that_was_put(scene: Scene) -> None:
                 first: 1,
                 second: 2,
             }
-            assert sorted(leased_rows(table, lease).values()) != [2] * len(KEYS)
-            scan = table.scan(source=ScanSource.SNAPSHOT, lease=lease)
-            scan.to_arrow()
-            assert scan.offsets == {key: one.stable for key, one in lease.snapshots.items()}
+            as_is = table.scan(source=ScanSource.SNAPSHOT, lease=lease, isolation="latest")
+            assert set(as_is.to_arrow()["a"].to_pylist()) == {1, 2}
+            assert as_is.offsets == {key: one.applied for key, one in lease.snapshots.items()}
+            put(table)
+            scan = table.scan(["a"], source=ScanSource.SNAPSHOT, lease=lease)
+            assert set(scan.to_arrow()["a"].to_pylist()) == {2}, "with what came since, at its cut"
+            assert (scan.cut, scan.offsets) == (lease.cut, {})
+            now = table.cut()
+            assert rows(table, source=ScanSource.SNAPSHOT, lease=lease, at=now) == all_of(3)
         with pytest.raises(InvalidInput, match="no buckets"):
-            table.snapshot([BucketKey(0, 9)])
+            table.snapshot([BucketId(0, 9)])
         with pytest.raises(InvalidInput, match="a lease goes with"):
             table.scan(source=ScanSource.SNAPSHOT)
 
@@ -190,7 +195,7 @@ def test_a_server_whose_clock_is_ahead_deletes_nothing_of_a_young_log(
             put(table)
             table.snapshot()
         assert starts(client) == [0] * BUCKETS
-        [key, _] = table.bucket_keys()
+        [key, _] = table.bucket_ids()
         dated = pa.Table.from_batches(list(table.changelog(key, 0)))["_commit_timestamp"]
         assert max(dated.cast(pa.int64()).to_pylist()) < real() / 1000 + 60e6
 
@@ -200,19 +205,27 @@ def test_a_snapshot_that_is_newer_than_what_its_reader_knows_is_read_whole(scene
         table = create(client, locked=True)
         stale = client.table("sums")
         table.add_column("c", pa.int64(), "sum")
+        leases: list[SnapshotLease] = []
         with table.writer(owner_id="job", columns=["a", "c"]) as writer:
             writer.write(0, WriterRows(data={"k": KEYS, "a": KEYS, "c": KEYS}))
 
             def snapshot() -> None:
                 """Within a batch, so that a committed scan masks what was put."""
                 table.snapshot()
+                leases.append(stale.lease_latest("reader"))
 
             with arm("writer.put", snapshot):
                 writer.write(1, WriterRows(data={"k": KEYS, "a": KEYS, "c": KEYS}))
+            table.add_column("d", pa.int64(), "sum")
+        with table.writer(owner_id="other", columns=["d"]) as writer:
+            writer.write(0, WriterRows(data={"k": [*KEYS, -1], "d": [1] * (len(KEYS) + 1)}))
+        [lease] = leases
         for isolation, times in (("committed", 1), ("latest", 2)):
-            with stale.lease_latest("reader") as lease:
-                found = leased_rows(stale, lease, isolation)
-            assert found == {key: times * key for key in KEYS}
+            assert leased_rows(stale, lease, isolation) == {key: times * key for key in KEYS}
+        # What was written since, under a schema that neither the snapshot nor its reader knows.
+        now = rows(stale, source=ScanSource.SNAPSHOT, lease=lease, at=table.cut())
+        assert now == {-1: None} | {key: 2 * key for key in KEYS}
+        lease.drop()
 
 
 def test_a_view_that_is_older_than_the_log_is_restored(scene: Scene) -> None:
@@ -313,7 +326,7 @@ def test_a_lease_survives_a_restart_of_everything(tmp_path: Path) -> None:
         with scene.run() as (_, client):
             table = create(client)
             put(table)
-            table.lease_latest("tiering", 600, renew=False)
+            taken = str(table.lease_latest("tiering", 600, renew=False).cut)
     with zookeeper_server(tmp_path) as zookeeper:
         scene.address = zookeeper.address
         with scene.run() as (_, client):
@@ -324,16 +337,18 @@ def test_a_lease_survives_a_restart_of_everything(tmp_path: Path) -> None:
             assert all(found[0] == 1 for found in kept(client, table))
             (lease,) = client.coordinator.leases.all(table.table_id)
             assert (lease.lease_id, lease.live) == ("tiering", True)
-            lists = client.coordinator.snapshots.read_many(table.table_id, table.bucket_keys())
+            lists = client.coordinator.snapshots.read_many(table.table_id, table.bucket_ids())
             again = SnapshotLease(
                 lambda: client.coordinator,
                 table.table_id,
                 "tiering",
                 {key: found.kept[0] for key, found in lists.items()},
                 600_000,
+                cut=tb.Cut.of(taken),
                 renew=False,
             )
-            assert leased_rows(table, again) == all_of(1)
+            assert leased_rows(table, again) == leased_rows(table, again, "latest") == all_of(1)
+            assert rows(table, at=taken) == all_of(1), "the log is there, too"
             assert rows(table) == all_of(5)
 
 
@@ -343,7 +358,7 @@ def test_a_lease_is_renewed_for_as_long_as_it_is_held_and_freed_soon_after(scene
         put(table)
         store = client.coordinator.store
         lease = table.lease_latest("tiering", SHORT_S)
-        other = table.lease_latest("backup", 600, renew=False, buckets=[BucketKey(0, 1)])
+        other = table.lease_latest("backup", 600, renew=False, buckets=[BucketId(0, 1)])
         for _ in range(3):
             put(table)
             table.snapshot()
@@ -357,7 +372,7 @@ def test_a_lease_is_renewed_for_as_long_as_it_is_held_and_freed_soon_after(scene
             lambda: kept(client, table) == [[3, 4], [1, 3, 4]], "what is free to go", DEADLINE_S
         )
         assert set(leased_rows(table, other)) < set(KEYS)
-        other.release([BucketKey(0, 1)])
+        other.release([BucketId(0, 1)])
         wait_until(lambda: kept(client, table) == [[3, 4]] * 2, "all of it to go", DEADLINE_S)
         assert not client.coordinator.leases.all(table.table_id)
 
@@ -398,12 +413,12 @@ def test_what_is_leased_of_a_dropped_one_is_read_until_the_lease_ends(
             table.drop_partition(day=1)
         else:
             client.drop_table("sums")
-        assert client.coordinator.dropped_tables() or partitioned
+        assert client.coordinator.dropped.all() or partitioned
         wait_until(
             lambda: (
                 not any(
-                    client.coordinator.leader_of(LeadKey(table.table_id, key))
-                    for key in set(held) - (set(table.bucket_keys()) if partitioned else set())
+                    client.coordinator.leaders.leader_of(LeadKey(table.table_id, key))
+                    for key in set(held) - (set(table.bucket_ids()) if partitioned else set())
                 )
             ),
             "its leaders to let go",
@@ -413,7 +428,7 @@ def test_what_is_leased_of_a_dropped_one_is_read_until_the_lease_ends(
             assert leased_rows(table, lease, isolation) == all_of(1)
         lease.drop()
         if partitioned:
-            gone = [key for key in held if key not in table.bucket_keys()]
+            gone = [key for key in held if key not in table.bucket_ids()]
             assert len(gone) == BUCKETS
             paths = [scene.logs / table.definition.path(key) for key in gone]
             wait_until(
@@ -425,7 +440,7 @@ def test_what_is_leased_of_a_dropped_one_is_read_until_the_lease_ends(
         else:
             wait_until(lambda: not scene.objects(), "all files to go", DEADLINE_S)
             wait_until(
-                lambda: not client.coordinator.dropped_tables(), "it to be forgotten", DEADLINE_S
+                lambda: not client.coordinator.dropped.all(), "it to be forgotten", DEADLINE_S
             )
 
 
@@ -449,7 +464,7 @@ def test_the_latest_is_leased_while_snapshots_come_and_go(scene: Scene) -> None:
         try:
             for number in range(8):
                 with table.lease_latest(f"reader-{number}", SHORT_S) as lease:
-                    assert set(lease.snapshots) == set(table.bucket_keys())
+                    assert set(lease.snapshots) == set(table.bucket_ids())
                     assert set(leased_rows(table, lease)) == set(KEYS) or number == 0
         finally:
             stop.set()
@@ -461,7 +476,7 @@ def test_the_latest_is_leased_while_snapshots_come_and_go(scene: Scene) -> None:
 
 
 def test_a_snapshot_in_the_middle_of_a_batch_shows_what_was_committed(scene: Scene) -> None:
-    """Its rows, and the committed changes from its offsets on, add up to the table."""
+    """Its rows, and the changes from its cut on, add up to the table."""
     with scene.run() as (_, client):
         table = create(client, locked=True)
         batch = WriterRows(data={"k": KEYS, "a": [1] * len(KEYS)})
@@ -478,9 +493,10 @@ def test_a_snapshot_in_the_middle_of_a_batch_shows_what_was_committed(scene: Sce
             writer.write(1, batch)
             with arm("writer.put", take):
                 writer.write(2, batch)
-        changes = table.scan(source=ScanSource.LOG, from_offsets=scans[0].offsets).to_arrow()
+        changes = table.changes(scans[0].cut).to_arrow()
         after = [row for row in changes.to_pylist() if row["_change_type"] == "update_postimage"]
         assert {row["k"]: row["a"] for row in after} == all_of(2) == rows(table)
+        assert {(row["_owner"], row["_batch"]) for row in after} == {("x", 2)}
 
 
 @pytest.fixture(scope="module")
@@ -524,7 +540,7 @@ def test_all_of_it_in_an_object_store(
             assert leased_rows(table, lease) == all_of(4)
         client.drop_table("sums")
         storage = client.storage()
-        paths = [table.definition.path(key) for key in table.bucket_keys()]
+        paths = [table.definition.path(key) for key in table.bucket_ids()]
         wait_until(
             lambda: (
                 not any(
@@ -535,19 +551,3 @@ def test_all_of_it_in_an_object_store(
             "all objects to go",
             DEADLINE_S,
         )
-
-
-def test_the_docs_print_what_they_say(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "snapshots.md").read_text()
-    ((code, printed),) = re.findall(
-        r"```python\n(.*?)```\n\nprints\n\n```\n(.*?)```", text, re.DOTALL
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert (done.stdout, done.stderr) == (printed, "")

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from merge_engine.hashing import bucket_of, spark_xxhash64
-from tests.spark_session import quiet_spark
+from merge_engine.merging.hashing import bucket_of, spark_xxhash64
+from tests.support.spark_session import quiet_spark
 
 pytestmark = pytest.mark.spark
 

@@ -15,30 +15,33 @@ import pyarrow as pa
 import pytest
 from obstore.store import MemoryStore
 
-from merge_engine import storage as storage_module
-from merge_engine.errors import (
+from foundation.errors import (
+    AlreadyExists,
     Deposed,
+    InUse,
     InvalidInput,
+    MissingObject,
     StorageFull,
     StorageUnavailable,
     UnknownOutcome,
 )
-from merge_engine.failpoints import arm
-from merge_engine.storage import (
+from foundation.failpoints import arm
+from merge_engine.storage import objects as storage_module
+from merge_engine.storage.environment import store_variables
+from merge_engine.storage.objects import (
     STALE_TEMPORARY_SECONDS,
     TEMPORARY_PREFIX,
-    AlreadyExists,
     LocalStorage,
-    MissingObject,
     ObjectStorage,
     RemoteStorage,
     open_storage,
 )
-from merge_engine.store_variables import store_variables
-from merge_engine.table import Table
+from recovery.embedded.table import Table
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
 from tests.conftest import SUMS, rows_of
-from tests.faulty_storage import interrupt
-from tests.moto_server import S3Server, s3_server
+from tests.support.faulty_storage import interrupt
+from tests.support.moto_server import S3Server, s3_server
 
 
 @pytest.fixture(scope="module")
@@ -391,9 +394,39 @@ def test_of_two_handles_on_one_log_the_first_is_deposed_and_its_put_changes_noth
         assert rows_of(third) == {1: (1011, None)}
 
 
+def test_a_writer_keeps_its_lock_in_an_object_store_and_the_last_one_has_it(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    url = s3.create_bucket()
+    rows = Rows(data={"k": list(range(10)), "a": [1] * 10})
+
+    def writer(table: Table) -> TableWriter:
+        return table.writer(owner_id="etl", columns=["a"], deadline_s=5).start()
+
+    first = Table.create(url, SUMS, buckets=2, view_directory=tmp_path / "first", **s3.settings)
+    second = Table.open(url, view_directory=tmp_path / "second", **s3.settings)
+    with first, second:
+        here = writer(first)
+        assert here.write(0, rows)
+        with arm("writer.put", interrupt), pytest.raises(KeyboardInterrupt):
+            here.write(1, rows)
+        there = writer(second)
+        assert there.progress.undone_keys == 10
+        assert there.write(1, rows)
+        with pytest.raises(InUse, match="another process"):
+            here.write(1, rows)
+        here.close()
+        there.close()
+    with Table.open(url, view_directory=tmp_path / "third", **s3.settings) as third:
+        assert set(third.to_arrow(["a"])["a"].to_pylist()) == {2}
+        again = writer(third)
+        assert again.batch == 1
+        again.close()
+
+
 OTHER_PROCESS = """
     import json, sys
-    from merge_engine.table import Table
+    from recovery.embedded.table import Table
 
     location, views, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     with Table.open(location, view_directory=views, **settings) as table:

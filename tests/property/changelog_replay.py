@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from merge_engine.batch import value_function
-from merge_engine.catalog import BucketId
-from merge_engine.stored import finish
-from merge_engine.table import Table
+from foundation.ids import BucketId
+from merge_engine.encoding.stored_rows import finish
+from merge_engine.merging.batch import value_function
+from recovery.embedded.table import Table
 from tests.property.models import model_fold, same
 from tests.property.table_model import Cells, Visible
 

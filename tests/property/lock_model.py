@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from locks import BucketKey, Debt, DebtKind, LockRecord, Offsets, Token
+from foundation.ids import BucketId, Token
+from locks.column_locks.records import Debt, DebtKind, LockRecord
+from locks.encoding.offsets import Offsets
 
-BUCKET = BucketKey(0, 0)
+BUCKET = BucketId(0, 0)
 Records = Mapping[str, LockRecord]
 
 

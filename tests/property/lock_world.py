@@ -13,10 +13,13 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from locks import LockRecord, MemoryCoordination, MemoryStore, Table, UnknownOutcome
-from locks.paths import owners_path
-from locks.record_codec import decode_record
-from locks.store import Conflict, Node, Operation
+from foundation.errors import UnknownOutcome
+from locks.catalog.definitions import CatalogTable
+from locks.column_locks.record_codec import decode_record
+from locks.column_locks.records import LockRecord
+from locks.store.base import Conflict, Node, Operation
+from locks.store.memory import MemoryCoordination, MemoryStore
+from locks.store.paths import owners_path
 from tests.property.lock_model import LockObserver
 
 OWNERS = st.sampled_from(["a", "b", "c", "d"])
@@ -76,7 +79,7 @@ class World:
     shared: MemoryCoordination = field(default_factory=MemoryCoordination)
     observer: LockObserver = field(default_factory=LockObserver)
     expired: set[str] = field(default_factory=set)
-    table: Table | None = None
+    table: CatalogTable | None = None
 
     def records(self) -> dict[str, LockRecord]:
         """The lock records as they are; who was forgotten has none."""
@@ -122,7 +125,7 @@ class World:
         gone = set()
         for owner, node in self._owners().items():
             record = decode_record(node.data)
-            late = self.shared.clock_ms >= node.modified_ms + record.ttl_ms
+            late = self.shared.now_ms() >= node.modified_ms + record.ttl_ms
             if record.abandoned or late:
                 gone.add(owner)
         return gone

@@ -15,11 +15,12 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from merge_engine.catalog import BucketId
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Column, Schema
-from merge_engine.segment import AggMode
-from merge_engine.table import Table, TablePutResult
+from foundation.ids import BucketId
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.results import PutResult
+from merge_engine.bucket.segment import AggMode
+from merge_engine.schema.schema import Column, Schema
+from recovery.embedded.table import Table
 from tests.property.table_model import (
     INITIAL_OWNERS,
     KEY_NAMES,
@@ -124,7 +125,7 @@ class ModelledTable(RuleBasedStateMachine):
 
     # --- Writing --------------------------------------------------------------------------------
 
-    def send(self, owner: str, put: Put) -> TablePutResult:
+    def send(self, owner: str, put: Put) -> PutResult:
         written = {column.name for column in put.columns}
         unwritten = set(self.schema.names).intersection(put.data.column_names) - written
         names_columns = put.names_columns or len(unwritten) > len(KEY_NAMES)
@@ -186,9 +187,10 @@ class ModelledTable(RuleBasedStateMachine):
     def crash(self, data: st.DataObject) -> None:
         """Die, lose what was not on disk, and come back."""
         abandon(self.table)
-        for (partition, number), (path, offset) in sorted(self.checkpoints.items()):
-            view = self.views / partition / str(number)
-            log = self.directory / "table" / "log" / partition / str(number)
+        for bucket_id, (path, offset) in sorted(self.checkpoints.items()):
+            place = self.table.path(bucket_id)
+            view = self.views / place
+            log = self.directory / "table" / "log" / place
             starts = [int(mark.stem) for mark in log.glob("*.start")]
             if offset >= max(starts, default=0) and data.draw(st.booleans()):
                 shutil.rmtree(view)

@@ -20,7 +20,8 @@ from datasketches import hll_sketch, tgt_hll_type, update_theta_sketch
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
-from merge_engine.aggregates import AggFunction, AggregateFunction, create_function
+from merge_engine.aggregates.base import AggregateFunction
+from merge_engine.aggregates.registry import AggFunction, create_function
 
 Row = tuple[Any, Any]
 Values = list[Any]

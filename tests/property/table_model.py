@@ -18,21 +18,18 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from merge_engine.aggregates import AggFunction
-from merge_engine.batch import read_batch, value_function
-from merge_engine.catalog import BucketId
-from merge_engine.errors import (
-    StorageUnavailable,
-    UnknownOutcome,
-)
-from merge_engine.failpoints import arm
-from merge_engine.fold import fold
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Column, Schema
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.segment import AggMode, Token
-from merge_engine.stored import SchemaHistory
-from merge_engine.table import Table
+from foundation.errors import StorageUnavailable, UnknownOutcome
+from foundation.failpoints import arm
+from foundation.ids import BucketId, Token
+from merge_engine.aggregates.registry import AggFunction
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import AggMode
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.merging.batch import read_batch, value_function
+from merge_engine.merging.fold import fold
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Column, Schema
+from recovery.embedded.table import Table
 from tests.fault.killed_writer import failpoint_names
 from tests.property.models import EPOCH, Row, input_type_of, model_fold, same
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merge_engine.aggregates import AggFunction, AggregateFunction, Fault, Starts
+from merge_engine.aggregates.base import AggregateFunction, Fault, Starts
+from merge_engine.aggregates.registry import AggFunction
 from tests.property.models import (
     CASES,
     Row,

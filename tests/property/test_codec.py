@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from merge_engine import codec, ragged
-from merge_engine.rows import RowCodec, versions
+from merge_engine.encoding import codec, ragged
+from merge_engine.encoding.row_codec import RowCodec, versions
 from tests.property.strategies import arrays_of, data_types, flags, flat_types, plain
 
 quick = settings(

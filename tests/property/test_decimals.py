@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from merge_engine.aggregates import Fault
-from tests.aggregates import build, merged
+from merge_engine.aggregates.base import Fault
+from tests.support.aggregates import build, merged
 
 COUNTS = st.one_of(
     st.integers(1, 1_000),

@@ -8,7 +8,7 @@ from typing import cast
 
 from hypothesis import HealthCheck, settings
 
-from merge_engine.table import Table
+from recovery.embedded.table import Table
 from tests.property.test_table_machine import TableMachine
 from tests.property.through_flight import ThroughFlight
 

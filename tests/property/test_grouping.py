@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merge_engine.grouping import group_by_key
+from merge_engine.merging.grouping import group_by_key
 
 FEW = st.sampled_from([b"", b"a", b"ab", b"b\x00", b"\xff" * 9])
 NARROW = st.integers(0, 20).map(lambda number: number.to_bytes(8, "big"))

@@ -1,38 +1,49 @@
 """Committed reads of a bucket against a list of what was committed, in the manner of the protocol.
 
 Owners acquire (by the rules of `locks`), write, commit, prepare, expire, are taken over and have
-their work undone or rolled forward; some of it happens while a reader reads the records. Whatever a
-reader sees must be what the batches committed by then made of the table, and every scan, continued
-with the committed changes from its offset on, must arrive at the final table.
+their work undone or rolled forward; some of it happens while a reader reads the records. A cut that
+was taken at any time must show, at any later time, what the batches committed by then had made of
+the table, or say that its log is gone; the changes between two cuts must lead from one to the
+other. Every stable offset, continued with the committed changes from there on, must arrive at the
+final table.
 """
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from locks.acquisition import plan_acquisition, rivals_of
-from locks.offsets import BucketKey, Offsets
-from locks.records import Debt, DebtKind, LockRecord, Prepared, check_record
-from locks.records import Token as LockToken
-from merge_engine.bucket import Bucket, PutResult
-from merge_engine.options import BucketOptions
-from merge_engine.segment import Segment, SegmentKind, Token
-from merge_engine.undo import UndoRange
-from recovery.isolation import committed_changes, last_stable_offset
-from recovery.isolation_lookup import Asked, committed_lookup
+from foundation.errors import CutTooOld
+from foundation.ids import BucketId, Token
+from foundation.ids import Token as LockToken
+from locks.column_locks.acquisition import plan_acquisition, rivals_of
+from locks.column_locks.records import Debt, DebtKind, LockRecord, Prepared, check_record
+from locks.encoding.offsets import Offsets
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.results import BucketResult
+from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
+from merge_engine.bucket.undo import UndoRange
+from recovery.reader.bucket_scan import open_scan
+from recovery.reader.changes import open_changes_between
+from recovery.reader.committed_lookup import Asked, committed_lookup
+from recovery.reader.cut import BucketCut
+from recovery.reader.isolation import committed_changes, last_stable_offset
+from recovery.reader.later import Sieve
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
+from tests.support.cuts import cut_at
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "32"))
-HERE = BucketKey(0, 0)
+HERE = BucketId(0, 0)
 KEYS = range(4)
 SUMS = schema_of(**dict.fromkeys("abc", (pa.int64(), "sum")))
 K = SUMS.column("k").id
@@ -55,6 +66,13 @@ class Work:
     columns: Sequence[str]
     rows: Rows
     committed: bool
+
+
+class TakenCut(NamedTuple):
+    """A cut, and what it must show."""
+
+    cut: BucketCut
+    expected: Cells
 
 
 def fold(work: Iterable[Work], before: int) -> Cells:
@@ -99,6 +117,7 @@ class IsolationMachine(RuleBasedStateMachine):
     """One bucket, its lock records, and readers that come at any time."""
 
     bucket: Bucket
+    dropped = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,6 +128,8 @@ class IsolationMachine(RuleBasedStateMachine):
         self.work: list[Work] = []
         self.prepared: dict[str, Work] = {}
         self.base: Cells = {}  # The table at the start of the log.
+        self.cuts: list[TakenCut] = []
+        self.dropped_headers: list[SegmentHeader] = []
         self.scans: list[tuple[int, Cells]] = []
         self.stable = 0
         self.epoch = 0
@@ -150,7 +171,7 @@ class IsolationMachine(RuleBasedStateMachine):
                 self.committed(owner, batch=record.prepared.token.batch)
         elif record.ready and name == "write":
             columns = sorted(NAMES[column] for column in record.columns)[: number or None]
-            self.write(Work(owner, self.bucket.end_offset, columns, rows, False))
+            self.write(Work(owner, self.bucket.end_offset, columns, rows, False), record.epoch)
         elif record.ready and name == "commit":
             self.committed(owner, batch=record.batch + 1)
         elif record.ready and name == "prepare" and not pending:
@@ -204,14 +225,9 @@ class IsolationMachine(RuleBasedStateMachine):
 
     def undo(self, debt: Debt, wanted: UndoRange) -> UndoRange | None:
         """Take as many looks at the clock as a call may, and return what is left."""
-        names = [NAMES[column] for column in debt.columns]
         looks = iter(range(self.undo_looks))
         return self.bucket.undo(
-            debt.owner,
-            names,
-            wanted.from_offset,
-            until=wanted.until,
-            go_on=lambda: next(looks, None) is not None,
+            debt.owner, debt.columns, wanted, go_on=lambda: next(looks, None) is not None
         ).rest
 
     def ready(self, owner: str) -> None:
@@ -237,9 +253,9 @@ class IsolationMachine(RuleBasedStateMachine):
         offsets = Offsets({HERE: self.bucket.end_offset})
         self.change(owner, batch=batch, offsets=offsets, prepared=None)
 
-    def write(self, work: Work) -> None:
+    def write(self, work: Work, epoch: int) -> None:
         self.batches += 1
-        self.put(work, Token(self.epoch, 1000 + self.batches))
+        self.put(work, Token(epoch, 1000 + self.batches))
         self.work.append(work)
 
     def apply(self, prepared: Prepared) -> None:
@@ -247,7 +263,7 @@ class IsolationMachine(RuleBasedStateMachine):
         if not self.put(work, Token(*prepared.token)).repeated:
             self.work.append(work)
 
-    def put(self, work: Work, token: Token) -> PutResult:
+    def put(self, work: Work, token: Token) -> BucketResult:
         operations = ["delete" if amount is None else "upsert" for amount in work.rows.values()]
         amounts = [amount or 0 for amount in work.rows.values()]
         return self.bucket.put(
@@ -255,6 +271,7 @@ class IsolationMachine(RuleBasedStateMachine):
             operation_column="op",
             owner=work.owner,
             token=token,
+            locked=True,
         )
 
     # --- Readers --------------------------------------------------------------------------------
@@ -280,20 +297,68 @@ class IsolationMachine(RuleBasedStateMachine):
         for action in several:
             self.do(action)
 
-    @rule(meanwhile=meanwhile)
-    def look_up(self, meanwhile: tuple[list[Action], list[Action]]) -> None:
-        end = self.bucket.end_offset
-        keys = [pa.array([*KEYS, 1], pa.int64())]
-        read = self.reading(*meanwhile)
-        asked = Asked(self.bucket, HERE, keys)
-        [found] = committed_lookup([asked], read, SUMS.value_columns)
-        shown = {
-            (row["k"], name): row[name]
-            for row in found.to_pylist()
-            for name in IDS
-            if row[name] is not None
-        }
-        assert shown == fold(self.then, end)
+    @rule()
+    def take_cut(self) -> None:
+        expected = fold([part for part in self.work if part.committed], sys.maxsize)
+        self.cuts.append(TakenCut(cut_at(HERE, self.records, epoch=self.epoch), expected))
+
+    @precondition(lambda self: self.cuts and not self.dropped)
+    @rule(which=st.integers(0, 9), by_keys=st.booleans())
+    def read_at_a_cut(self, which: int, by_keys: bool) -> None:
+        self.check_cut(self.cuts[-1 - which % len(self.cuts)], by_keys=by_keys)
+
+    def check_cut(self, taken: TakenCut, *, by_keys: bool) -> None:
+        try:
+            shown = self.look_up_at(taken.cut) if by_keys else self.scan_at(taken.cut)
+        except CutTooOld:
+            assert self.is_lost(taken.cut)
+        else:
+            assert shown == taken.expected
+            assert not self.is_lost(taken.cut)
+
+    def look_up_at(self, cut: BucketCut) -> Cells:
+        asked = Asked(self.bucket, cut, [pa.array([*KEYS, 1], pa.int64())])
+        [found] = committed_lookup([asked], SUMS.value_columns)
+        return cells_in(found.to_pylist())
+
+    def scan_at(self, cut: BucketCut) -> Cells:
+        scan = open_scan(self.bucket, cut)
+        shown = cells_in(
+            row for part in scan.batches(SUMS.value_columns) for row in part.data.to_pylist()
+        )
+        scan.close()
+        return shown
+
+    def is_lost(self, cut: BucketCut) -> bool:
+        """Whether something that came after the cut was cleaned, by what the log once was."""
+        sieve = Sieve(cut)
+        return any(sieve.is_later(header) for header in self.dropped_headers)
+
+    @precondition(lambda self: len(self.cuts) > 1 and not self.dropped)
+    @rule(one=st.integers(0, 9), other=st.integers(0, 9))
+    def go_from_cut_to_cut(self, one: int, other: int) -> None:
+        first, last = sorted((one % len(self.cuts), other % len(self.cuts)))
+        self.check_between(self.cuts[first], self.cuts[last])
+
+    def check_between(self, since: TakenCut, until: TakenCut) -> None:
+        try:
+            changes = open_changes_between(self.bucket, since.cut, until.cut)
+            records = [row for part, _ in changes.records() for row in part.to_pylist()]
+        except CutTooOld:
+            assert self.is_lost(since.cut)
+            return
+        cells = dict(since.expected)
+        for record in records:
+            for name in record["_changed_columns"]:
+                cell = record["k"], name
+                if record["_change_type"] == "update_preimage":
+                    assert cells.get(cell) == record[name], "it begins where the last one ended"
+                cells.pop(cell, None)
+                if record["_change_type"] != "delete" and record[name] is not None:
+                    cells[cell] = record[name]
+        assert cells == until.expected
+        offsets = [record["_log_offset"] for record in records]
+        assert offsets == sorted(offsets)
 
     @rule(meanwhile=meanwhile)
     def scan(self, meanwhile: tuple[list[Action], list[Action]]) -> None:
@@ -334,7 +399,9 @@ class IsolationMachine(RuleBasedStateMachine):
         dropped = list(self.bucket.read_log(start, max(before, start)))
         self.bucket.clean(before)
         ended = self.bucket.start_offset
-        self.base = replay(self.base, (s for s in dropped if s.header.end_offset <= ended))
+        gone = [segment for segment in dropped if segment.header.end_offset <= ended]
+        self.base = replay(self.base, gone)
+        self.dropped_headers += [one.header for one in gone if one.header.is_change]
 
     @rule()
     def reopen(self) -> None:
@@ -367,6 +434,15 @@ class IsolationMachine(RuleBasedStateMachine):
         for start, table in self.scans:
             changes = committed_changes(self.bucket, HERE, lambda: self.records, start)
             assert (changes.end, replay(table, changes)) == (end, final)
+        self.take_cut()
+        for taken in self.cuts:
+            self.check_cut(taken, by_keys=True)
+            self.check_cut(taken, by_keys=False)
+            self.check_between(taken, self.cuts[-1])
+
+
+def cells_in(rows: Iterable[dict[str, Any]]) -> Cells:
+    return {(row["k"], name): row[name] for row in rows for name in IDS if row[name] is not None}
 
 
 TestIsolationMachine = IsolationMachine.TestCase

@@ -9,9 +9,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merge_engine.errors import InvalidKey, SchemaError
-from merge_engine.hashing import bucket_of, spark_xxhash64
-from merge_engine.keys import KeyCodec
+from foundation.errors import InvalidKey, SchemaError
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.merging.hashing import bucket_of, spark_xxhash64
 from tests.property.strategies import arrays_of, key_types, plain
 
 quick = settings(deadline=None, max_examples=300)

@@ -9,13 +9,21 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from locks import BucketKey, CorruptRecord, LeadKey, ListedSnapshot, Offsets, SnapshotList
-from locks.lease_records import LeaseRecord, decode_lease, encode_lease
-from locks.snapshot_records import SnapshotState, decode_list, encode_list
+from foundation.errors import CorruptRecord
+from foundation.ids import BucketId, LeadKey
+from locks.encoding.offsets import Offsets
+from locks.snapshots.lease_records import LeaseRecord, decode_lease, encode_lease
+from locks.snapshots.list_records import (
+    ListedSnapshot,
+    SnapshotList,
+    SnapshotState,
+    decode_list,
+    encode_list,
+)
 
-KEY = LeadKey(3, BucketKey(7, 11))
+KEY = LeadKey(3, BucketId(7, 11))
 NUMBERS = st.integers(0, 2**63 - 1)
-BUCKETS = st.builds(BucketKey, st.integers(0, 2**43 - 1), st.integers(0, 2**20 - 1))
+BUCKETS = st.builds(BucketId, st.integers(0, 2**43 - 1), st.integers(0, 2**20 - 1))
 IDS = st.dictionaries(BUCKETS, NUMBERS, max_size=20).map(Offsets)
 LEASES = st.builds(
     LeaseRecord,

@@ -1,7 +1,8 @@
 """Several owners with overlapping columns, in any order, against the invariants of the locks.
 
-On the memory store. A second machine has a store whose transactions end in an unknown outcome at
-random, applied or not or later, and others that come in between at the worst moment.
+On the memory store, and on the one that is kept in objects. A second machine has a store whose
+transactions end in an unknown outcome at random, applied or not or later, and others that come in
+between at the worst moment.
 What is written in the table's log, and by whom, is modelled; what becomes of it is read off
 the records, transaction by transaction. `TALLYBOOK_EXAMPLES` makes a longer run.
 """
@@ -13,24 +14,30 @@ from contextlib import suppress
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
 
-from locks import (
-    ColumnLock,
-    Coordinator,
-    Debt,
-    DebtKind,
+from foundation.errors import (
     Fenced,
     HandoverNeeded,
-    InvalidRequest,
+    InvalidInput,
     LockHeld,
-    LockState,
-    MemoryStore,
     RewoundBatch,
-    Server,
     StaleLeaders,
-    TableDefinition,
 )
+from locks.catalog.definitions import TableDefinition
+from locks.cluster.servers import Server
+from locks.column_locks.column_lock import ColumnLock, LockState
+from locks.column_locks.records import Debt, DebtKind
+from locks.coordinator import Coordinator
+from locks.store.durable import DurableCoordination
+from locks.store.memory import MemoryCoordination, MemoryStore
 from tests.property.lock_model import Entry, LockObserver
 from tests.property.lock_world import (
     INTRUDERS,
@@ -42,6 +49,7 @@ from tests.property.lock_world import (
     Step,
     World,
 )
+from tests.support.memory_log import MemoryLog
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "40"))
 COLUMNS = {"x": 1, "y": 2, "z": 3}
@@ -60,15 +68,18 @@ class LockMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(shared=self.new_store())
         self.store = ScriptedStore(self.world, self.intrude)
         self.coordinator = Coordinator(self.store)
         self.other = Coordinator(ScriptedStore(self.world, self.intrude))
-        self.table = self.coordinator.create_table("t", DEFINITION)
+        self.table = self.coordinator.tables.create("t", DEFINITION)
         self.world.table = self.table
         self.others: dict[str, ColumnLock] = {}
         self.fenced: set[int] = set()
         self.gone: set[str] = set()
+
+    def new_store(self) -> MemoryCoordination:
+        return MemoryCoordination()
 
     @property
     def observer(self) -> LockObserver:
@@ -86,7 +97,7 @@ class LockMachine(RuleBasedStateMachine):
             return
         self.world.advance(intruder.clock_step)
         with suppress(LockHeld):
-            self.others[intruder.owner] = self.other.acquire(
+            self.others[intruder.owner] = self.other.locks.acquire(
                 self.table, intruder.owner, list(intruder.columns), ttl_ms=10_000, handover=True
             )
 
@@ -100,7 +111,7 @@ class LockMachine(RuleBasedStateMachine):
 
     def new_server(self) -> tuple[MemoryStore, Server]:
         store = self.world.shared.connect()
-        return store, Coordinator(store).register_server("127.0.0.1:1")
+        return store, Coordinator(store).servers.register("127.0.0.1:1")
 
     @rule(server=servers)
     def lose_the_session_of_a_server(self, server: tuple[MemoryStore, Server]) -> None:
@@ -134,7 +145,7 @@ class LockMachine(RuleBasedStateMachine):
         in_the_way = self.in_the_way(owner, columns)
         strangers = self.strangers(owner, columns)
         try:
-            lock = self.coordinator.acquire(
+            lock = self.coordinator.locks.acquire(
                 self.table, owner, list(columns), ttl_ms=ttl_ms, handover=handover
             )
         except LockHeld:
@@ -163,7 +174,7 @@ class LockMachine(RuleBasedStateMachine):
         quiet = self.play(data)
         current, in_the_way = self.is_current(lock), self.in_the_way(lock.owner, columns)
         try:
-            again = self.coordinator.acquire(
+            again = self.coordinator.locks.acquire(
                 self.table,
                 lock.owner,
                 list(columns),
@@ -260,7 +271,7 @@ class LockMachine(RuleBasedStateMachine):
         quiet = self.play(data)
         record = self.world.records().get(owner)
         try:
-            self.coordinator.forget(self.table, owner)
+            self.coordinator.locks.forget(self.table, owner)
         except LockHeld:
             assert (record is not None and record.held) or not quiet
         else:
@@ -291,7 +302,7 @@ class LockMachine(RuleBasedStateMachine):
             assert state in allowed
         except RewoundBatch:
             assert state in allowed
-        except InvalidRequest:
+        except InvalidInput:
             assert state not in allowed or lock.record.prepared is not None
         else:
             assert id(lock) not in self.fenced, "a fenced handle succeeded"
@@ -358,8 +369,24 @@ class FaultyLockMachine(LockMachine):
         self.intrude(intruder)
 
 
+class DurableLockMachine(FaultyLockMachine):
+    """On a store that is kept: at any time, what is opened again is the same."""
+
+    def new_store(self) -> MemoryCoordination:
+        self.objects = MemoryLog()
+        return DurableCoordination(self.objects, clock=lambda: 1_000_000)
+
+    @invariant()
+    def opened_again_it_is_the_same(self) -> None:
+        again = DurableCoordination(self.objects)
+        kept = {p: node for p, node in self.world.shared.nodes.items() if node.session is None}
+        assert again.nodes == kept
+
+
 SETTINGS = settings(max_examples=4 * EXAMPLES, stateful_step_count=60, deadline=None)
 TestLocks = LockMachine.TestCase
 TestLocks.settings = SETTINGS
 TestLocksWithFaults = FaultyLockMachine.TestCase
 TestLocksWithFaults.settings = SETTINGS
+TestDurableLocks = DurableLockMachine.TestCase
+TestDurableLocks.settings = settings(SETTINGS, max_examples=EXAMPLES)

@@ -14,15 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from merge_engine.errors import Closed
-from merge_engine.log import Log
-from merge_engine.view import read_checkpoint
-from recovery.isolation import last_stable_offset
-from recovery.scan import BucketScan, open_scan, open_snapshot_scan
+from foundation.errors import Closed, CutTooOld
+from merge_engine.bucket.view_meta import read_checkpoint
+from recovery.reader.bucket_scan import BucketScan, open_scan, open_snapshot_scan
 from tests.conftest import rows_of
 from tests.property.test_isolation import (
     EXAMPLES,
-    HERE,
     IDS,
     SUMS,
     Action,
@@ -30,10 +27,9 @@ from tests.property.test_isolation import (
     IsolationMachine,
     Work,
     actions,
-    fold,
 )
 
-MEANWHILE = st.tuples(st.lists(actions(), max_size=4), st.lists(actions(), max_size=4))
+MEANWHILE = st.lists(actions(), max_size=4)
 
 
 @dataclass
@@ -55,12 +51,13 @@ class ScanMachine(IsolationMachine):
         self.opened: list[Opened] = []
         self.checkpoints = 0
 
-    @rule(meanwhile=MEANWHILE)
-    def open_committed(self, meanwhile: tuple[list[Action], list[Action]]) -> None:
-        scan = open_scan(self.bucket, HERE, self.reading(*meanwhile), committed=True)
-        assert scan.offset >= self.stable
-        self.stable = scan.offset
-        self.opened.append(Opened(scan, fold(self.then, scan.offset), True))
+    @rule(meanwhile=st.lists(actions(), max_size=4))
+    def open_committed(self, meanwhile: list[Action]) -> None:
+        self.take_cut()
+        for action in meanwhile:
+            self.do(action)
+        cut, expected = self.cuts[-1]
+        self.opened.append(Opened(open_scan(self.bucket, cut), expected, True))
 
     @rule()
     def open_latest(self) -> None:
@@ -70,30 +67,34 @@ class ScanMachine(IsolationMachine):
             for name, value in zip(IDS, row, strict=True)
             if value is not None
         }
-        scan = open_scan(self.bucket, HERE, dict, committed=False)
+        scan = open_scan(self.bucket, None)
         assert scan.offset == self.bucket.end_offset
         assert cells_of(scan, 2, None) == expected
         scan.close()
 
     @precondition(lambda self: self.checkpoints < 3)
-    @rule(meanwhile=MEANWHILE)
-    def open_checkpoint(self, meanwhile: tuple[list[Action], list[Action]]) -> None:
+    @rule(before=MEANWHILE, after=MEANWHILE, older=st.integers(0, 3))
+    def open_checkpoint(self, before: list[Action], after: list[Action], older: int) -> None:
+        """At a cut of before it was made, or of some time after that."""
+        self.take_cut()
+        for action in before:
+            self.do(action)
         self.checkpoints += 1
         directory = self.directory / f"checkpoint {self.checkpoints}"
         self.bucket.checkpoint(directory)
-        applied = read_checkpoint(directory).applied
-        assert applied == self.bucket.end_offset
-        read = self.reading(*meanwhile)
-        stable = last_stable_offset(self.bucket, HERE, read, applied)
-        self.stable = max(self.stable, stable)
-        scan = open_snapshot_scan(
-            directory,
-            log=Log(self.buckets.storage()),
-            stable=stable,
-            history=self.bucket.history,
-            committed=True,
-        )
-        self.opened.append(Opened(scan, fold(self.then, stable), False))
+        assert read_checkpoint(directory).applied == self.bucket.end_offset
+        for action in after:
+            self.do(action)
+            self.take_cut()
+        cut, expected = self.cuts[-1 - older % len(self.cuts)]
+        try:
+            scan = open_snapshot_scan(
+                directory, cut, storage=self.buckets.storage(), history=self.bucket.history
+            )
+        except CutTooOld:
+            assert self.is_lost(cut)
+        else:
+            self.opened.append(Opened(scan, expected, False))
 
     @precondition(lambda self: self.opened)
     @rule(data=st.data(), batch_rows=st.integers(1, 5), close=st.booleans())
@@ -107,11 +108,7 @@ class ScanMachine(IsolationMachine):
             del self.opened[at]
 
     def check(self, opened: Opened, batch_rows: int, again_behind: int | None = None) -> None:
-        """Read a scan; if the log still has what follows, it is to be continued, too."""
-        shown = cells_of(opened.scan, batch_rows, again_behind)
-        assert shown == opened.expected
-        if opened.scan.offset >= self.bucket.start_offset:
-            self.scans.append((opened.scan.offset, shown))
+        assert cells_of(opened.scan, batch_rows, again_behind) == opened.expected
 
     @rule()
     def reopen(self) -> None:

@@ -6,10 +6,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merge_engine.errors import SchemaError
-from merge_engine.schema import Schema
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.types import conform, parse_type, type_name
+from foundation.errors import SchemaError
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from merge_engine.schema.types import conform, parse_type, type_name
 
 # The first call of an Arrow kernel loads it, which takes longer than all the others.
 patient = settings(deadline=None)

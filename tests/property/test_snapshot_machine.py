@@ -14,28 +14,30 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from locks import (
-    Coordinator,
-    LeadKey,
-    ListedSnapshot,
-    MemoryCoordination,
-    SnapshotList,
+from foundation.errors import (
+    Closed,
+    CutTooOld,
+    Deposed,
     Superseded,
     UnknownLease,
     UnknownTable,
 )
-from merge_engine.bucket import Bucket
-from merge_engine.errors import Closed, Deposed
-from merge_engine.log import Log
-from merge_engine.segment import SUFFIX
-from merge_engine.snapshot import SnapshotStorage, restore_latest
-from merge_engine.snapshot_manifest import content_of, manifest_name
-from recovery.isolation import committed_changes
-from recovery.scan import open_scan, open_snapshot_scan
-from recovery.snapshots import SnapshotKeeper
-from server.definitions import ClusterTable, define
-from server.dropped import Janitor
-from server.hosting import SNAPSHOTS
+from foundation.ids import LeadKey
+from locks.coordinator import Coordinator
+from locks.snapshots.list_records import ListedSnapshot, SnapshotList
+from locks.store.memory import MemoryCoordination
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.segment import SUFFIX
+from merge_engine.bucket.snapshot_manifest import content_of, manifest_name
+from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
+from recovery.leader.snapshot_keeper import SnapshotKeeper
+from recovery.reader.bucket_scan import open_snapshot_scan
+from recovery.reader.cut import BucketCut
+from recovery.reader.isolation import committed_changes
+from recovery.reader.later import Sieve
+from server.protocol.definitions import SNAPSHOTS, ClusterTable, define
+from server.tablet.janitor import Janitor
 from tests.conftest import rows_of
 from tests.property.test_isolation import (
     EXAMPLES,
@@ -45,12 +47,13 @@ from tests.property.test_isolation import (
     Action,
     Cells,
     IsolationMachine,
+    TakenCut,
     actions,
     fold,
     replay,
 )
 from tests.property.test_scan_core import cells_of
-from tests.snapshot_world import (
+from tests.support.snapshot_world import (
     FAILPOINTS,
     Crash,
     InMemorySession,
@@ -78,7 +81,7 @@ class SnapshotMachine(IsolationMachine):
         super().__init__()
         self.memory = MemoryCoordination()
         self.coordinator = Coordinator(self.memory.connect())
-        self.table = self.coordinator.create_table(
+        self.table = self.coordinator.tables.create(
             "t", define(SUMS, 1, column_locks=True, options={})
         )
         self.key = LeadKey(self.table.table_id, HERE)
@@ -91,7 +94,7 @@ class SnapshotMachine(IsolationMachine):
         self.term = 0  # Of the leader that was seen to have the list.
         self.dropped = False
         self.directories = 0
-        server = self.coordinator.register_server("127.0.0.1:1")
+        server = self.coordinator.servers.register("127.0.0.1:1")
         self.janitor = Janitor(self.root, InMemorySession(self.coordinator, server.name))
 
     # --- Leaders --------------------------------------------------------------------------------
@@ -307,41 +310,47 @@ class SnapshotMachine(IsolationMachine):
     @precondition(lambda self: not self.dropped)
     @rule()
     def scan_live(self) -> None:
-        scan = open_scan(self.bucket, HERE, lambda: self.records, committed=True)
-        shown = cells_of(scan, 2, None)
-        scan.close()
-        assert shown == self.committed_at(scan.offset)
-        self.scans.append((scan.offset, shown))
+        self.take_cut()
+        self.check_cut(self.cuts[-1], by_keys=False)
 
     @precondition(lambda self: self.needed())
-    @rule(which=st.integers(0, 9), committed=st.booleans())
-    def scan_snapshot(self, which: int, committed: bool) -> None:
+    @rule(which=st.integers(0, 9), older=st.none() | st.sampled_from([0, 0, 1, 2]))
+    def scan_snapshot(self, which: int, older: int | None) -> None:
+        """At a cut, mostly one that is taken now, or as it is."""
+        self.take_cut()
         needed = self.needed()
-        self.scan_one(needed[which % len(needed)], committed=committed)
+        cut = None if older is None else self.cuts[-1 - older % len(self.cuts)]
+        self.scan_one(needed[which % len(needed)], cut)
 
-    def scan_one(self, snapshot: ListedSnapshot, *, committed: bool) -> None:
+    def scan_one(self, snapshot: ListedSnapshot, taken: TakenCut | None) -> None:
         self.directories += 1
         directory = self.directory / f"scanned-{self.directories}"
         storage = SnapshotStorage(self.snapshot_storage)
         manifest = storage.manifest(snapshot.snapshot_id, snapshot.term)
         storage.restore(manifest, directory)
-        scan = open_snapshot_scan(
-            directory,
-            log=Log(self.log_storage),
-            stable=manifest.stable,
-            history=self.bucket.history,
-            committed=committed,
-        )
+        try:
+            scan = open_snapshot_scan(
+                directory,
+                None if taken is None else taken.cut,
+                storage=self.log_storage,
+                history=self.bucket.history,
+            )
+        except CutTooOld:
+            assert taken is not None
+            assert taken is not self.cuts[-1], "the log is kept that a cut of now needs"
+            assert self.is_lost(taken.cut)
+            return
         shown = cells_of(scan, 3, None)
         scan.close()
-        if committed:
-            assert scan.offset == snapshot.stable
-            assert shown == self.committed_at(scan.offset)
-            if not self.dropped:
-                self.scans.append((scan.offset, shown))
-        else:
-            assert scan.offset == snapshot.applied
-            assert shown == self.raw_at(scan.offset)
+        assert scan.offset == snapshot.applied
+        assert shown == (self.raw_at(scan.offset) if taken is None else taken.expected)
+
+    def is_lost(self, cut: BucketCut) -> bool:
+        start = Log(self.log_storage).start
+        log = Log(self.log_storage.as_if_nothing_was_deleted(SUFFIX))
+        sieve = Sieve(cut)
+        changes = [header for header in log.headers(0) if header.is_change]
+        return any(sieve.is_later(one) and one.base_offset < start for one in changes)
 
     def committed_at(self, offset: int) -> Cells:
         """Return the table of what was committed, for an offset that is stable."""
@@ -367,7 +376,7 @@ class SnapshotMachine(IsolationMachine):
         self.janitor.look()
         if self.dropped and not self.coordinator.leases.all(self.table.table_id):
             assert not self.root.objects.now
-            assert not self.coordinator.dropped_tables()
+            assert not self.coordinator.dropped.all()
 
     # --- What always holds ----------------------------------------------------------------------
 
@@ -455,9 +464,6 @@ class SnapshotMachine(IsolationMachine):
     def scan(self, meanwhile: object = None) -> None:
         """No rule here: the log is not there from its start on."""
 
-    def look_up(self, meanwhile: object = None) -> None:
-        """No rule here: it is not about snapshots."""
-
     @precondition(lambda self: self.scans and not self.dropped)
     @rule(which=st.integers(0, 9))
     def follow(self, which: int) -> None:
@@ -469,9 +475,10 @@ class SnapshotMachine(IsolationMachine):
             assert replay(shown, changes) == self.committed_at(changes.end)
 
     def check_the_end(self) -> None:
+        self.take_cut()
         for snapshot in self.needed():
-            self.scan_one(snapshot, committed=True)
-            self.scan_one(snapshot, committed=False)
+            self.scan_one(snapshot, self.cuts[-1])
+            self.scan_one(snapshot, None)
         if self.dropped:
             self.pass_time(LEASE_MS)
             self.clean_up_what_was_dropped()

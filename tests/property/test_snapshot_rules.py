@@ -6,17 +6,23 @@ from typing import Any
 
 import pytest
 
-import recovery.snapshots
-from locks import LeadKey, Leases, SnapshotList, SnapshotLists
-from locks.paths import snapshot_list_path
-from locks.snapshot_records import encode_list
-from locks.store import Write
-from merge_engine import CorruptSnapshot, LogGap, MissingSnapshot
-from merge_engine.bucket import Bucket
-from merge_engine.errors import OffsetOutOfRange
-from merge_engine.snapshot import SnapshotStorage
-from merge_engine.storage import MissingObject
-from recovery.snapshots import SnapshotKeeper
+import recovery.leader.snapshot_keeper
+from foundation.errors import (
+    CorruptSnapshot,
+    LogGap,
+    MissingObject,
+    MissingSnapshot,
+    OffsetOutOfRange,
+)
+from foundation.ids import LeadKey
+from locks.snapshots.leases import Leases
+from locks.snapshots.list_records import SnapshotList, encode_list
+from locks.snapshots.lists import SnapshotLists
+from locks.store.base import Write
+from locks.store.paths import snapshot_list_path
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.snapshot_storage import SnapshotStorage
+from recovery.leader.snapshot_keeper import SnapshotKeeper
 from tests.property.test_snapshot_machine import SnapshotMachine
 
 History = Callable[[SnapshotMachine], None]
@@ -63,7 +69,7 @@ def without_claim(patch: pytest.MonkeyPatch) -> None:
         changed: SnapshotList = change(found)
         changed = replace(changed, term=max(found.term, listed.term))
         assert found.version is not None
-        path = snapshot_list_path(found.key.table_id, *found.key.key)
+        path = snapshot_list_path(found.key.table_id, *found.key.bucket)
         self._store.transact([Write(path, encode_list(changed), found.version)])
         return replace(changed, term=listed.term, version=found.version + 1)
 
@@ -104,7 +110,7 @@ def without_stable(patch: pytest.MonkeyPatch) -> None:
     def applied(_bucket: Bucket, _key: object, _read: object, pinned: int) -> int:
         return pinned
 
-    patch.setattr(recovery.snapshots, "last_stable_offset", applied)
+    patch.setattr(recovery.leader.snapshot_keeper, "last_stable_offset", applied)
 
 
 def _without_term(real: Any) -> Any:
@@ -151,6 +157,7 @@ def taken_in_the_middle_of_a_batch(machine: SnapshotMachine) -> None:
     write(machine)
     write(machine, commit=False, key=1)
     machine.lead("take")
+    machine.clean(keep=0)
 
 
 def taken_over_while_it_sweeps(machine: SnapshotMachine) -> None:
@@ -175,8 +182,9 @@ def run(history: History) -> None:
         machine.open(undo_max_bytes=1 << 20, undo_looks=1_000)
         history(machine)
         machine.all_that_is_needed_is_there()
+        machine.take_cut()
         for snapshot in machine.needed():
-            machine.scan_one(snapshot, committed=True)
+            machine.scan_one(snapshot, machine.cuts[-1])
     except BaseException:
         machine.leaders = []
         machine.buckets.close()

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merge_engine.catalog import BucketId
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Column
-from merge_engine.segment import AggMode, Token
-from merge_engine.table import Table
+from foundation.ids import BucketId, Token
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import AggMode
+from merge_engine.schema.schema import Column
+from recovery.embedded.table import Table
 from tests.property.table_model import (
     OPERATION,
     Put,

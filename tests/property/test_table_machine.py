@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from rocksdict import Checkpoint
 
-from merge_engine.batch import value_function
-from merge_engine.bucket import Bucket
-from merge_engine.catalog import BucketId
-from merge_engine.errors import Deposed, InvalidKey, Overflow
-from merge_engine.hashing import bucket_of
-from merge_engine.schema import Column
-from merge_engine.segment import AggMode
+from foundation.errors import Deposed, InvalidKey, Overflow
+from foundation.ids import BucketId
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.segment import AggMode
+from merge_engine.merging.batch import value_function
+from merge_engine.merging.hashing import bucket_of
+from merge_engine.schema.schema import Column
 from tests.property.changelog_replay import replay
 from tests.property.modelled_table import ModelledTable
 from tests.property.models import input_type_of, same

@@ -15,12 +15,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from locks import HandoverNeeded, LockHeld, RewoundBatch
-from merge_engine import InvalidInput, Overflow
-from recovery.writer import TableWriter, WriterState
-from tests.writer_model import Content
-from tests.writer_table import COLUMNS, KEYS, MOST, PARTITIONS
-from tests.writer_world import STOPPED, Crash, World
+from foundation.errors import HandoverNeeded, InvalidInput, LockHeld, Overflow, RewoundBatch
+from recovery.writer.table_writer import TableWriter, WriterState
+from tests.support.writer_model import Content
+from tests.support.writer_table import COLUMNS, KEYS, MOST, PARTITIONS
+from tests.support.writer_world import STOPPED, Crash, World
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "40"))
 WANTS = {"a": ("x",), "b": ("yz", "y", "z"), "c": ("xy", "x"), "d": ("x", "xz")}
@@ -214,19 +213,26 @@ class WriterMachine(RuleBasedStateMachine):
 
     def forget(self, owner: str) -> None:
         try:
-            self.world.coordinator.forget(self.world.table, owner)
+            self.world.coordinator.locks.forget(self.world.table, owner)
         except LockHeld:
             return
 
+    @rule(taken=PLANS, read=PLANS, older=st.integers(0, 3))
+    def look(self, taken: Plan, read: Plan, older: int) -> None:
+        """Take a cut while others go on; and read it, or one before it, while they go on."""
+        self.run(self.world.take_cut, taken)
+        at = -1 - older % len(self.world.cuts)
+        self.run(lambda: self.world.read_cut(at), read)
+
+    def run(self, call: Callable[[], object], plan: Plan) -> None:
+        events = [(steps, self.event(act)) for steps, act in plan if act[0] != "crash"]
+        self.world.run(call, *events)
+
     def read(self) -> None:
-        """A committed look-up shows what was committed, whatever is under way."""
-        world = self.world
-        allowed = world.model.allowed(world.records())
-        shown = world.committed_cells()
-        for cell in shown.keys() | world.model.cells.keys():
-            expected = allowed.get(cell, {world.model.cells.get(cell)})
-            assert shown.get(cell) in expected, f"{cell}: {shown.get(cell)}, not {expected}"
-        world.scan()
+        """A committed read shows what was committed, whatever is under way."""
+        self.world.take_cut()
+        self.world.read_cut()
+        self.world.scan()
 
     # --- The end --------------------------------------------------------------------------------
 

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from locks import BucketKey, LockHeld
-from recovery.access import Answers, Grant
-from recovery.writer import TableWriter
+from foundation.errors import LockHeld
+from foundation.ids import BucketId
+from recovery.writer.access import Answers, Grant, GrantedRows
+from recovery.writer.table_writer import TableWriter
 from tests.property import rules_switched_off as off
-from tests.writer_model import Content
-from tests.writer_world import STOPPED, Crash, World
+from tests.support import specification
+from tests.support.works import PutBy
+from tests.support.writer_model import Content
+from tests.support.writer_world import STOPPED, Crash, World
 
 FIRST, SECOND = (0, 1), (0, 2)
 """Keys of bucket 0 and of bucket 1."""
@@ -62,6 +65,8 @@ def left_a_tail(world: World, owner: str = "a", columns: str = "x") -> None:
 # Steps of a writer in a table of two servers: one before each call to a server, one behind.
 BEFORE_PUT, PUT, PREPARED, SEALED = 0, 4, 4, 8
 ACQUIRED = 0
+# Steps of a reader of two records: before the counter, the list, and each of them.
+RECORD_OF_C = 3
 
 
 # --- The histories ------------------------------------------------------------------------------
@@ -133,10 +138,10 @@ def doubt(world: World) -> None:
     contents = [x(5, FIRST), x(1, SECOND)]  # A replay draws anew.
 
     def put(grant: Grant) -> Answers[Any]:
-        return writer.access.put(grant, world.rows(contents.pop(0)))
+        return writer.access.put(GrantedRows(grant, world.rows(contents.pop(0))))
 
-    world.logs[BucketKey(0, 0)].faults.append("late")
-    assert writer.run(0, put)
+    world.logs[BucketId(0, 0)].faults.append("late")
+    assert writer.run(0, PutBy(put))
     world.deliver_segments()
     writer.close()
     world.hand_over(0)
@@ -235,11 +240,11 @@ def release(world: World) -> None:
     writer = world.start("a", "x")
 
     def put(grant: Grant) -> Answers[Any]:
-        writer.access.put(grant, world.rows(x(1)))
+        writer.access.put(GrantedRows(grant, world.rows(x(1))))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        writer.run(0, put)
+        writer.run(0, PutBy(put))
     writer.close()
 
 
@@ -247,6 +252,40 @@ def stable(world: World) -> None:
     """A scan is taken in the middle of a batch that is undone later."""
     left_a_tail(world)
     world.scan()
+
+
+def cut(world: World) -> None:
+    """A cut is read when the next batch is committed."""
+    writer = world.start("a", "x")
+    world.write(writer, 0, x(1))
+    world.take_cut()
+    world.write(writer, 1, x(5))
+    world.read_cut()
+
+
+def counter(world: World) -> None:
+    """A debt moves from a record that is read to one that was read before."""
+    world.start("b", "y").close()
+    left_a_tail(world, "c")
+
+    def take_over_and_die() -> None:
+        world.crash_at = "writer.acquired"
+        with pytest.raises(Crash):
+            world.take_over("b", "x")
+
+    world.run(world.take_cut, (RECORD_OF_C, take_over_and_die))
+    world.read_cut()
+
+
+def newer(world: World) -> None:
+    """An owner that holds nothing comes back after the cut, and so does one that nobody knew."""
+    owner = world.start("a", "x")
+    world.write(owner, 0, x(1))
+    owner.close()
+    world.take_cut()
+    world.write(world.start("a", "x"), 1, x(5))
+    world.write(world.start("b", "y"), 0, {FIRST: {"y": 1}})
+    world.read_cut()
 
 
 def deliver_strays(world: World) -> Callable[[], None]:
@@ -273,7 +312,14 @@ RULES: dict[str, tuple[History, Off]] = {
     "commit": (commit, off.without_commit),
     "release": (release, off.without_release),
     "stable": (stable, off.without_stable),
+    "cut": (cut, off.without_cut),
+    "counter": (counter, off.without_counter),
+    "newer": (newer, off.without_newer),
 }
+
+
+def test_all_rules_of_the_specification_are_here() -> None:
+    assert [*RULES] == [*specification.load().RULES]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -10,26 +10,29 @@ from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
-from locks import BucketKey, Coordinator, LeadKey, LockRecord, Server
-from locks import Table as KnownTable
-from merge_engine import BucketId, BucketOptions, Deposed, PutResult, Table, TablePutResult
-from merge_engine.catalog import UNPARTITIONED
-from merge_engine.log import wall_clock_ms
-from merge_engine.scratch import Scratch
-from recovery.errors import NotLeader
-from recovery.led_bucket import LedBucket
-from server.calls import Calls
-from server.connections import Access, Connections
-from server.definitions import ClusterTable, define
-from server.errors import ServerFailed
-from server.hosting import Hosting
-from server.limits import Admission, Limits, ScannerLimits
-from server.metrics import Metrics
-from server.remote_table import RemoteTable
-from server.requests import Requests
-from server.scanners import Scanners
-from server.service import TabletService
-from server.staging import Staging
+from foundation.errors import Deposed, NotLeader, ServerFailed
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.cluster.servers import Server
+from locks.column_locks.records import LockRecord
+from locks.coordinator import Coordinator
+from merge_engine.bucket.log import wall_clock_ms
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.results import PutResult
+from merge_engine.storage.scratch import Scratch
+from recovery.embedded.table import Table
+from recovery.leader.led_bucket import LedBucket
+from server.client.connections import Connections, ServerCredentials
+from server.client.leader_calls import LeaderCalls
+from server.client.remote_table import RemoteTable
+from server.protocol.definitions import UID, ClusterTable, define
+from server.tablet.hosting import Hosting
+from server.tablet.limits import Admission, Limits, ScannerLimits
+from server.tablet.metrics import Metrics
+from server.tablet.requests import Requests
+from server.tablet.scanners import Scanners
+from server.tablet.service import TabletService
+from server.tablet.staging import Staging
 from tests.property.models import same
 from tests.property.table_model import Crash
 
@@ -37,7 +40,7 @@ Result = TypeVar("Result")
 TABLE_ID = 7
 
 
-class ImpatientCalls(Calls):
+class ImpatientCalls(LeaderCalls):
     """There is one server: whoever does not lead never will."""
 
     def scatter(self, *arguments: Any, **settings: Any) -> Any:
@@ -49,7 +52,6 @@ class ThroughFlight:
 
     def __init__(self, table: Table, *, undo_s: float = 1.0) -> None:
         self._table = table
-        self._numbers = {UNPARTITIONED: 0}
         self._scanners = Scanners(ScannerLimits())
         self._staging = Staging(Scratch(), ttl_s=60.0)
         self._service = TabletService(
@@ -64,18 +66,19 @@ class ThroughFlight:
             undo_s=undo_s,
         )
         self.calls = ImpatientCalls(
-            lambda: self.coordinator, Connections(Access()), deadline_s=60.0, attempt_s=60.0
+            lambda: self.coordinator,
+            Connections(ServerCredentials()),
+            deadline_s=60.0,
+            attempt_s=60.0,
         )
 
     # --- The table's calls, over the network ----------------------------------------------------
 
-    def put(self, data: Any, **arguments: Any) -> TablePutResult:
-        result = self._call(lambda remote: remote.put(data, **arguments))
-        return TablePutResult(rows=result.rows, buckets=self._results(result.buckets))
+    def put(self, data: Any, **arguments: Any) -> PutResult:
+        return self._call(lambda remote: remote.put(data, **arguments))
 
-    def delete(self, keys: Any, **arguments: Any) -> TablePutResult:
-        result = self._call(lambda remote: remote.delete(keys, **arguments))
-        return TablePutResult(rows=result.rows, buckets=self._results(result.buckets))
+    def delete(self, keys: Any, **arguments: Any) -> PutResult:
+        return self._call(lambda remote: remote.delete(keys, **arguments))
 
     def lookup(self, keys: Any, columns: Any = None) -> pa.Table:
         latest = self._call(lambda remote: remote.lookup(keys, columns))
@@ -85,8 +88,9 @@ class ThroughFlight:
         return latest
 
     def changelog(self, bucket_id: BucketId, from_offset: int = 0) -> Iterator[pa.RecordBatch]:
-        key = self._key(bucket_id)
-        changes = self._call(lambda remote: remote.changelog(key, from_offset, isolation="latest"))
+        changes = self._call(
+            lambda remote: remote.changelog(bucket_id, from_offset, isolation="latest")
+        )
         yield from changes
         assert changes.next_offset == self._table.bucket(bucket_id).end_offset
 
@@ -94,13 +98,10 @@ class ThroughFlight:
         yield from self._call(lambda remote: remote.scan(columns))
 
     def undo(self, debtor: str, columns: Any, offsets: Mapping[BucketId, int]) -> Any:
-        by_key = {self._key(bucket_id): offset for bucket_id, offset in offsets.items()}
-        results = self._call(lambda remote: remote.undo(debtor, columns, by_key))
-        return self._results(results)
+        return self._call(lambda remote: remote.undo(debtor, columns, offsets))
 
     def end_offsets(self) -> dict[BucketId, int]:
-        ends = self._call(RemoteTable.end_offsets)
-        return {self._bucket_id(key): end for key, end in ends.items()}
+        return self._call(RemoteTable.end_offsets)
 
     def close(self) -> None:
         self.calls.close()
@@ -124,17 +125,6 @@ class ThroughFlight:
             if "another leader has taken this bucket" in str(exc):
                 raise Deposed(str(exc)) from exc
             raise
-
-    def _results(self, results: Mapping[BucketKey, PutResult]) -> dict[BucketId, PutResult]:
-        return {self._bucket_id(key): result for key, result in results.items()}
-
-    def _key(self, bucket_id: BucketId) -> BucketKey:
-        number = self._numbers.setdefault(bucket_id.partition, len(self._numbers))
-        return BucketKey(number, bucket_id.number)
-
-    def _bucket_id(self, key: BucketKey) -> BucketId:
-        [name] = [name for name, number in self._numbers.items() if number == key.partition]
-        return BucketId(name, key.number)
 
     # --- What the service asks of its server ----------------------------------------------------
 
@@ -161,46 +151,45 @@ class ThroughFlight:
         history = self._catalog.history
         *former, _ = (schema.to_json() for schema in history.schemas.values())
         known = define(self._table.schema, self._catalog.buckets, column_locks=False, options={})
-        known = replace(known, former=tuple(former))
+        options = {**known.options, UID: self._catalog.table_id}
+        known = replace(known, former=tuple(former), options=options)
         return ClusterTable(
-            KnownTable(name="modelled", table_id=TABLE_ID, version=0, definition=known)
+            CatalogTable(name="modelled", table_id=TABLE_ID, version=0, definition=known)
         )
 
     def get(self, key: LeadKey) -> LedBucket:
-        bucket_id = self._bucket_id(key.key)
-        return LedBucket(self._table.bucket(bucket_id), key.key, locked=False)
-
-    # --- What the client asks of the coordinator ------------------------------------------------
+        return LedBucket(self._table.bucket(key.bucket), key.bucket, locked=False)
 
     @property
     def coordinator(self) -> Coordinator:
-        return cast(Coordinator, self)
+        return cast(Coordinator, _OneServer(self))
 
-    def list_servers(self) -> list[Server]:
-        return [Server(name="session", address=f"127.0.0.1:{self._service.port}")]
+
+class _OneServer:
+    """What the client asks of the coordinator, where one server leads all: a stand-in for rooms."""
+
+    def __init__(self, server: ThroughFlight) -> None:
+        self._server = server
+        self.servers = self.leaders = self.partitions = self.locks = self.store = self
+
+    def now_ms(self) -> int:
+        return self._server.now_ms()
+
+    def all(self) -> list[Server]:
+        return [Server(name="session", address=f"127.0.0.1:{self._server._service.port}")]
 
     def leader_of(self, _: LeadKey) -> str:
         return "session"
 
-    def create_partition(self, _: object, key: bytes) -> int:
-        with self._table._lock:
-            partitions = self._catalog.partitions
+    def ids(self, _: object) -> dict[bytes, int]:
+        return dict(self._server._catalog.partitions)
+
+    def create(self, _: object, key: bytes) -> int:
+        with self._server._table._lock:
+            partitions: dict[bytes, int] = self._server._catalog.partitions
             if key not in partitions:
-                self._catalog.create_partition(key)
-            return self._key(BucketId(partitions[key], 0)).partition
+                self._server._catalog.create_partition(key)
+            return partitions[key]
 
     def records(self, _: object) -> dict[str, LockRecord]:
         return {}
-
-
-def _partitions(self: ThroughFlight, _: object = None) -> Any:
-    """The coordinator's with an argument, the table's without."""
-    if _ is None:
-        return self._table.partitions()
-    return {
-        key: self._key(BucketId(name, 0)).partition
-        for key, name in self._catalog.partitions.items()
-    }
-
-
-ThroughFlight.partitions = _partitions  # type: ignore[attr-defined]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from merge_engine.log import Log
-from tests.faulty_storage import FaultyStorage
-from tests.logs import write_of
+from merge_engine.bucket.log import Log
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.logs import write_of
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from merge_engine.aggregates import AggregateFunction, Fault
+from merge_engine.aggregates.base import AggregateFunction, Fault
 from merge_engine.aggregates.extremes import Max
-from tests.aggregates import MAP, NAN, build, merged, state_of
+from tests.support.aggregates import MAP, NAN, build, merged, state_of
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 
 import merge_engine.aggregates
-from merge_engine.aggregates import AggFunction, AggregateFunction, find_function
-from merge_engine.errors import SchemaError
-from tests.aggregates import MAP, UTC, build
+from foundation.errors import SchemaError
+from merge_engine.aggregates.base import AggregateFunction
+from merge_engine.aggregates.registry import AggFunction, find_function
+from tests.support.aggregates import MAP, UTC, build
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from merge_engine import Table, WrongType
-from merge_engine.batch import read_keys
-from merge_engine.routing import route
-from merge_engine.types import in_table_type
-from server.outgoing import as_one_table, to_messages
+from foundation.errors import WrongType
+from merge_engine.merging.batch import read_keys
+from merge_engine.merging.routing import route
+from merge_engine.schema.types import in_table_type
+from recovery.embedded.table import Table
+from server.client.outgoing import as_one_table, to_messages
 from tests.conftest import schema_of
 
 KEYS = [1, 2, 3, 4]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap, BitMap64
 
-from merge_engine.aggregates import Fault
-from tests.aggregates import NAN, build, read, state_of
+from merge_engine.aggregates.base import Fault
+from tests.support.aggregates import NAN, build, read, state_of
 
 
 def test_bitmaps_read_as_a_count_or_as_bytes_of_the_portable_format() -> None:

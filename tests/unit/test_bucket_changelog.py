@@ -5,15 +5,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine.bucket import Bucket
-from merge_engine.changelog import change_records, changelog_schema
-from merge_engine.errors import OffsetOutOfRange
-from merge_engine.failpoints import arm
-from merge_engine.segment import SegmentKind, segment_name
-from merge_engine.stored import SchemaHistory
-from tests.buckets import DROPPED, add, delete
-from tests.conftest import BucketFactory, batch, rows_of, schema_of
-from tests.faulty_storage import interrupt
+from foundation.errors import OffsetOutOfRange
+from foundation.failpoints import arm
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.changelog import change_records, changelog_schema
+from merge_engine.bucket.segment import SegmentKind, segment_name
+from merge_engine.encoding.stored_rows import SchemaHistory
+from tests.conftest import BucketFactory, batch, rows_of, schema_of, undo
+from tests.support.buckets import DROPPED, add, delete
+from tests.support.faulty_storage import interrupt
 
 
 def test_reading_the_log_cuts_the_segments_at_the_ends_of_the_range(
@@ -48,7 +48,7 @@ def records(bucket: Bucket, start: int = 0) -> list[tuple[Any, ...]]:
             part = change_records(segment, bucket.history, max(start, segment.header.base_offset))
             assert part.schema == changelog_schema(bucket.history.current)
             for row in part.to_pylist():
-                kind, offset, _, owner, columns, *values = row.values()
+                kind, offset, _, owner, _, columns, *values = row.values()
                 found.append((kind, offset, owner, columns, *values))
     return found
 
@@ -93,13 +93,17 @@ def test_the_changelog_reads_under_the_current_schema_and_leaves_dropped_columns
     add(bucket, [1], [1])
     bucket.put(batch(k=[1, 2], a=[2, 2], b=[3, 3]))
     add(bucket, [3], [3])
+    bucket.put(batch(k=[1, 2], a=[2, 2], b=[0, 1]))
     delete(bucket, 1, 3)
     bucket.evolve(SchemaHistory(DROPPED))
     assert records(bucket) == [
         ("insert", 2, "", ["b"], 1, 3),
         ("insert", 3, "", ["b"], 2, 3),
-        # Key 3 never had a column that the table still has, so its delete at 6 is none.
-        ("delete", 5, "", ["b"], 1, 3),
+        # Key 1, at 5, changed in the dropped column only.
+        ("update_preimage", 6, "", ["b"], 2, 3),
+        ("update_postimage", 6, "", ["b"], 2, 4),
+        # Key 3 never had a column that the table still has, so its delete at 8 is none.
+        ("delete", 7, "", ["b"], 1, 3),
     ]
 
 
@@ -112,7 +116,7 @@ def test_the_changelog_from_an_offset_and_the_table_at_it_add_up(
     rows = {key: value for key, (value, _) in rows_of(bucket).items()}
     add(bucket, [2, 4], [20, 40])
     delete(bucket, 1)
-    bucket.undo("", ["a"], at + 2)
+    undo(bucket, "", ["a"], at + 2)
     for kind, _, _, _, key, value, _ in records(bucket, at):
         if kind == "delete":
             del rows[key]

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from merge_engine.errors import StorageFull, StorageUnavailable, UnknownOutcome
-from merge_engine.segment import Token
-from tests.buckets import add
+from foundation.errors import StorageFull, StorageUnavailable, UnknownOutcome
+from foundation.ids import Token
 from tests.conftest import BucketFactory, batch, rows_of
-from tests.faulty_storage import (
+from tests.support.buckets import add
+from tests.support.faulty_storage import (
     FaultyStorage,
     done_but_unknown,
     no_room,

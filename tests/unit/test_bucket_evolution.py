@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from merge_engine.batch import read_batch
-from merge_engine.changelog import change_records
-from merge_engine.errors import UnknownColumn, UnknownSchema
-from merge_engine.fold import fold
-from merge_engine.masks import load_mask
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Schema
-from merge_engine.stored import SchemaHistory
-from merge_engine.view import View
-from tests.buckets import ADDED, DROPPED, EAGER, RENAMED, add, evolved
-from tests.conftest import SUMS, BucketFactory, batch, rows_of
+from foundation.errors import UnknownColumn, UnknownSchema
+from merge_engine.bucket.changelog import change_records
+from merge_engine.bucket.masks import load_mask
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.view import View
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.merging.batch import read_batch
+from merge_engine.merging.fold import fold
+from merge_engine.schema.schema import Schema
+from tests.conftest import SUMS, BucketFactory, batch, rows_of, undo
+from tests.support.buckets import ADDED, DROPPED, EAGER, RENAMED, add, evolved
 
 
 def test_a_column_added_between_writes_is_untouched_in_the_rows_before(
@@ -124,7 +124,7 @@ def test_undo_ignores_the_changes_of_a_column_that_was_dropped_since(
     bucket.put(batch(k=[1, 2], a=[1, 2], b=[10, 20]), owner="me")
     bucket.put(batch(k=[3], a=[3]), owner="me")
     bucket.evolve(SchemaHistory(DROPPED))
-    assert bucket.undo("me", ["b"], start).changed == 2
+    assert undo(bucket, "me", ["b"], start).changed == 2
     assert rows_of(bucket) == {1: (5,)}
 
 
@@ -136,7 +136,7 @@ def test_undo_goes_back_over_a_rename_and_an_added_column(bucket_factory: Bucket
     add(bucket, [1], [10], owner="me")
     bucket.evolve(SchemaHistory(versions))
     bucket.put(batch(k=[1, 2], total=[100, 200], c=[1, 1]), owner="me")
-    bucket.undo("me", ["total", "c"], start)
+    undo(bucket, "me", ["total", "c"], start)
     assert rows_of(bucket) == {1: (1, None, None)}
 
 

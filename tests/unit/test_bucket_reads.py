@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from merge_engine.errors import Closed, UnknownColumn
-from merge_engine.stored import SchemaHistory
-from merge_engine.view import View
-from tests.buckets import DROPPED, EAGER, add, delete
+from foundation.errors import Closed, UnknownColumn
+from merge_engine.bucket.view import View
+from merge_engine.encoding.stored_rows import SchemaHistory
 from tests.conftest import BucketFactory, batch, rows_of
+from tests.support.buckets import DROPPED, EAGER, add, delete
 
 # Scans
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 from rocksdict import Options, Rdict
 
-from merge_engine.bucket import Bucket
-from merge_engine.errors import (
+from foundation.errors import (
     CorruptSegment,
     CorruptView,
     Deposed,
@@ -16,10 +15,12 @@ from merge_engine.errors import (
     LogGap,
     OffsetOutOfRange,
 )
-from merge_engine.failpoints import arm
-from merge_engine.segment import Token, segment_name
-from tests.buckets import add, delete
-from tests.conftest import BucketFactory, batch, rows_of
+from foundation.failpoints import arm
+from foundation.ids import Token
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.segment import segment_name
+from tests.conftest import BucketFactory, batch, rows_of, undo
+from tests.support.buckets import add, delete
 
 
 def test_a_bucket_that_was_closed_and_opened_again_is_the_same(
@@ -44,7 +45,7 @@ def test_a_closed_bucket_says_so(bucket_factory: BucketFactory) -> None:
         lambda: bucket.lookup(batch(k=[1])),
         lambda: list(bucket.scan()),
         lambda: list(bucket.read_log(0)),
-        lambda: bucket.undo("me", ["a"], 0),
+        lambda: undo(bucket, "me", ["a"], 0),
         bucket.flush,
     ]
     for call in calls:
@@ -75,7 +76,7 @@ def test_a_view_that_was_deleted_is_rebuilt_from_the_log(bucket_factory: BucketF
     add(bucket, [1, 2], [1, 2], owner="me", token=Token(1, 1))
     bucket.put(batch(k=[1, 3], b=[10, 30]), owner="you")
     delete(bucket, 2)
-    bucket.undo("you", ["b"], 3)
+    undo(bucket, "you", ["b"], 3)
     add(bucket, [1], [5])
     before = rows_of(bucket)
     bucket.close()
@@ -164,7 +165,7 @@ def test_a_second_leader_with_a_view_of_its_own_deposes_the_first(
 
 @pytest.mark.parametrize(
     "call",
-    [lambda first: add(first, [1], [0]), lambda first: first.undo("", ["a"], first.end_offset)],
+    [lambda first: add(first, [1], [0]), lambda first: undo(first, "", ["a"], first.end_offset)],
     ids=["put", "undo"],
 )
 def test_a_deposed_leader_does_not_say_that_nothing_had_to_be_changed(
@@ -202,7 +203,7 @@ def read_all(bucket_factory: BucketFactory) -> None:
     """Read all meta of a view."""
     bucket = bucket_factory()
     bucket.last_token("me")
-    bucket._view.parts("me")
+    bucket._view.meta.parts("me")
 
 
 @pytest.mark.parametrize("name", [b"mapplied", b"mschema", b"mtoken:me", b"mparts:me"])
@@ -264,7 +265,7 @@ def test_an_undo_goes_back_to_where_a_former_leader_has_cleaned_the_log(
     with arm(step, succeed):
         zombie.clean(5)
     [successor] = opened
-    assert successor.undo("b", ["a"], 3).changed == 2
+    assert undo(successor, "b", ["a"], 3).changed == 2
     assert rows_of(successor) == {1: (6, None)}
     with pytest.raises(OffsetOutOfRange, match=r"the log starts at 5|which has \[5"):
         list(successor.read_log(3))

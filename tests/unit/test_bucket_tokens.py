@@ -2,13 +2,13 @@
 
 import pytest
 
-from merge_engine.failpoints import arm
-from merge_engine.options import BucketOptions
-from merge_engine.segment import Token
-from merge_engine.view import View
-from tests.buckets import EAGER, add
+from foundation.failpoints import arm
+from foundation.ids import Token
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.view import View
 from tests.conftest import BucketFactory, batch, rows_of
-from tests.faulty_storage import interrupt
+from tests.support.buckets import EAGER, add
+from tests.support.faulty_storage import interrupt
 
 
 def test_a_repeated_token_changes_nothing_and_returns_the_first_result(

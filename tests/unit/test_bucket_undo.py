@@ -5,20 +5,21 @@ import threading
 import pyarrow as pa
 import pytest
 
-from merge_engine.bucket import Bucket
-from merge_engine.errors import OffsetOutOfRange, UnknownColumn
-from merge_engine.failpoints import arm
-from merge_engine.options import BucketOptions
-from merge_engine.segment import AggMode, SegmentKind, Token
-from merge_engine.stored import SchemaHistory
-from tests.buckets import delete, put
-from tests.conftest import SUMS, BucketFactory, batch, rows_of, schema_of
+from foundation.errors import OffsetOutOfRange, UnknownColumn
+from foundation.failpoints import arm
+from foundation.ids import Token
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import AggMode, SegmentKind
+from merge_engine.encoding.stored_rows import SchemaHistory
+from tests.conftest import SUMS, BucketFactory, batch, rows_of, schema_of, undo
+from tests.support.buckets import delete, put
 
 
 def test_undo_of_an_insert_the_row_is_gone(bucket: Bucket) -> None:
     start = bucket.end_offset
     put(bucket, owner="me", k=[1], a=[1])
-    assert bucket.undo("me", ["a"], start).changed == 1
+    assert undo(bucket, "me", ["a"], start).changed == 1
     assert rows_of(bucket) == {}
 
 
@@ -26,7 +27,7 @@ def test_undo_of_an_update_the_old_value_is_back(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[5])
     start = bucket.end_offset
     put(bucket, owner="me", k=[1], a=[10])
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     assert rows_of(bucket) == {1: (5, None)}
     put(bucket, owner="me", k=[1], a=[1])
     assert rows_of(bucket) == {1: (6, None)}
@@ -36,7 +37,7 @@ def test_undo_of_a_delete_the_row_is_back(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1, 2], a=[5, 6], b=[7, 8])
     start = bucket.end_offset
     delete(bucket, 1, columns=["a", "b"], owner="me")
-    bucket.undo("me", ["a", "b"], start)
+    undo(bucket, "me", ["a", "b"], start)
     assert rows_of(bucket) == {1: (5, 7), 2: (6, 8)}
 
 
@@ -47,7 +48,7 @@ def test_undo_of_a_first_null_the_column_is_untouched_again(
     put(bucket, owner="other", k=[1], n=[1])
     start = bucket.end_offset
     put(bucket, owner="me", k=[1], v=pa.array([None], pa.int64()))
-    bucket.undo("me", ["v"], start)
+    undo(bucket, "me", ["v"], start)
     put(bucket, owner="me", k=[1], v=[9])
     assert rows_of(bucket) == {1: (9, 1)}
 
@@ -59,7 +60,7 @@ def test_undo_of_several_changes_of_a_key_takes_the_first_before_image(bucket: B
     put(bucket, owner="me", k=[1], b=[3])
     delete(bucket, 1, columns=["a", "b"], owner="me")
     put(bucket, owner="me", k=[1], a=[100], b=[4])
-    assert bucket.undo("me", ["a", "b"], start).changed == 1
+    assert undo(bucket, "me", ["a", "b"], start).changed == 1
     assert rows_of(bucket) == {1: (1, None)}
 
 
@@ -68,7 +69,7 @@ def test_undo_begins_at_its_offset_and_not_before(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[10])
     start = bucket.end_offset
     put(bucket, owner="me", k=[1], a=[100])
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     assert rows_of(bucket) == {1: (11, None), 2: (2, None)}
 
 
@@ -76,7 +77,7 @@ def test_undo_of_a_range_without_changes_of_ours_writes_nothing(bucket: Bucket) 
     put(bucket, owner="other", k=[1], a=[1])
     end = bucket.end_offset
     for offset in (0, end):
-        result = bucket.undo("me", ["a", "b"], offset)
+        result = undo(bucket, "me", ["a", "b"], offset)
         assert (result.changed, bucket.end_offset) == (0, end)
 
 
@@ -84,9 +85,9 @@ def test_undo_twice_is_the_same_table_and_writes_nothing_more(bucket: Bucket) ->
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
     start = bucket.end_offset
     put(bucket, owner="me", k=[2, 3], a=[20, 30])
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     rows, end = rows_of(bucket), bucket.end_offset
-    assert bucket.undo("me", ["a"], start).changed == 0
+    assert undo(bucket, "me", ["a"], start).changed == 0
     assert (rows_of(bucket), bucket.end_offset) == (rows, end)
     assert rows == {1: (1, None), 2: (2, None)}
 
@@ -98,19 +99,19 @@ def test_undo_leaves_other_owners_columns_rows_and_deletes(bucket: Bucket) -> No
     put(bucket, owner="other", k=[2, 3], b=[20, 30])
     put(bucket, owner="me", k=[1], a=[5])
     delete(bucket, 4, columns=["b"], owner="other")
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     assert rows_of(bucket) == {1: (None, 1), 2: (None, 20), 3: (None, 30)}
 
 
 def test_undo_touches_the_named_columns_only(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1], b=[10])
-    bucket.undo("me", ["b"], 0)
+    undo(bucket, "me", ["b"], 0)
     assert rows_of(bucket) == {1: (1, None)}
 
 
 def test_an_undo_is_logged_with_its_debtor_and_the_offset_it_undoes_from(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])
-    result = bucket.undo("me", ["a"], 1)
+    result = undo(bucket, "me", ["a"], 1)
     [segment] = bucket.read_log(result.base_offset)
     header = segment.header
     assert (header.kind, header.owner, header.undo_from) == (SegmentKind.UNDO, "me", 1)
@@ -123,13 +124,13 @@ def test_undo_from_an_offset_ahead_of_the_log_is_an_error_and_changes_nothing(
 ) -> None:
     put(bucket, owner="me", k=[1], a=[1])
     with pytest.raises(OffsetOutOfRange, match=rf"offset {offset}: the log ends at 2; .*another"):
-        bucket.undo("me", ["a"], offset)
+        undo(bucket, "me", ["a"], offset)
     assert (rows_of(bucket), bucket.end_offset) == ({1: (1, None)}, 2)
 
 
 def test_undo_of_an_unknown_column_is_an_error(bucket: Bucket) -> None:
     with pytest.raises(UnknownColumn, match="no column 'aa'"):
-        bucket.undo("me", ["aa"], 0)
+        undo(bucket, "me", ["aa"], 0)
 
 
 TINY_UNDO = BucketOptions(undo_max_bytes=200)
@@ -155,12 +156,12 @@ def test_an_undo_of_several_passes_gives_the_same_table_as_one_of_one_pass(
     expected = {key: (key if key % 2 == 0 else None, key) for key in range(60)}
     for bucket in (whole, tiny):
         start = write_many(bucket)
-        bucket.undo("me", ["a"], start)
+        undo(bucket, "me", ["a"], start)
         assert rows_of(bucket) == expected
     kinds = [segment.header.kind for segment in tiny.read_log(0)]
     assert kinds.count(SegmentKind.UNDO) == 3, "one for each batch"
     assert [s.header.kind for s in whole.read_log(0)].count(SegmentKind.UNDO) == 1
-    assert tiny.undo("me", ["a"], start).changed == 0
+    assert undo(tiny, "me", ["a"], start).changed == 0
 
 
 def test_a_step_of_an_undo_has_so_many_rows_at_most(bucket_factory: BucketFactory) -> None:
@@ -168,7 +169,7 @@ def test_a_step_of_an_undo_has_so_many_rows_at_most(bucket_factory: BucketFactor
     start = bucket.end_offset
     for key in range(5):
         put(bucket, owner="me", k=list(range(key, key + 10)), a=[1] * 10)
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     assert rows_of(bucket) == {}
     undos = [one for one in bucket.headers(start) if one.kind is SegmentKind.UNDO]
     assert [one.rows for one in undos] == [11, 11, 10], "two batches each, and one"
@@ -182,7 +183,7 @@ def test_an_undo_of_more_than_the_limit_in_one_key_comes_to_an_end(
     put(bucket, owner="me", k=[1, 2], text=["x" * 1000, "y" * 1000])
     start = bucket.end_offset
     put(bucket, owner="me", k=[1, 2], text=["-", "-"])
-    bucket.undo("me", ["text"], start)
+    undo(bucket, "me", ["text"], start)
     assert rows_of(bucket) == {1: ("x" * 1000,), 2: ("y" * 1000,)}
 
 
@@ -198,10 +199,10 @@ def test_an_undo_that_was_cut_off_is_not_itself_undone_by_the_next(
 
     steps = 0
     with arm("put.applied", fail), pytest.raises(KeyboardInterrupt):
-        bucket.undo("me", ["a"], start)
+        undo(bucket, "me", ["a"], start)
     expected = {key: (key if key % 2 == 0 else None, key) for key in range(60)}
     again = bucket.end_offset
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     assert rows_of(bucket) == expected
     for segment in bucket.read_log(again):
         steps += 1
@@ -215,18 +216,18 @@ def test_an_undo_that_was_cut_off_is_not_itself_undone_by_the_next(
 def test_an_undo_of_one_column_leaves_the_other_to_be_undone(bucket: Bucket) -> None:
     start = bucket.end_offset
     put(bucket, owner="me", k=[1], a=[5], b=[6])
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     assert rows_of(bucket) == {1: (None, 6)}
-    bucket.undo("me", ["b"], start)
+    undo(bucket, "me", ["b"], start)
     assert rows_of(bucket) == {}
 
 
 def test_an_undo_of_an_undo_that_goes_back_further_than_it(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[5])
     middle = bucket.end_offset
-    bucket.undo("me", ["a"], 0)
+    undo(bucket, "me", ["a"], 0)
     put(bucket, owner="me", k=[1], a=[7])
-    bucket.undo("me", ["a"], middle)
+    undo(bucket, "me", ["a"], middle)
     assert rows_of(bucket) == {1: (5, None)}, "that is where it was at that offset"
 
 
@@ -242,7 +243,7 @@ def test_others_write_between_the_steps_of_an_undo(bucket_factory: BucketFactory
             steps.append(thread)
 
     with arm("undo.planned", beside):
-        undone = bucket.undo("me", ["a"], start)
+        undone = undo(bucket, "me", ["a"], start)
     for thread in steps:
         thread.join()
     found = rows_of(bucket)
@@ -267,7 +268,7 @@ def test_a_column_that_is_dropped_between_the_steps_of_an_undo_is_left_out(
         bucket.evolve(SchemaHistory([SUMS, dropped]))
 
     with arm("put.applied", drop):
-        bucket.undo("me", ["a", "b"], start)
+        undo(bucket, "me", ["a", "b"], start)
     assert rows_of(bucket) == dict.fromkeys(range(60), (1,))
 
 
@@ -285,12 +286,12 @@ def test_an_undo_that_failed_in_the_middle_is_finished_by_doing_it_again(
             raise KeyboardInterrupt
 
     with arm("undo.planned", fail_in_the_third), pytest.raises(KeyboardInterrupt):
-        bucket.undo("me", ["a"], start)
+        undo(bucket, "me", ["a"], start)
     expected = {key: (key if key % 2 == 0 else None, key) for key in range(60)}
     assert rows_of(bucket) != expected
     bucket.close()
     bucket = bucket_factory(options=TINY_UNDO)
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     assert rows_of(bucket) == expected
 
 
@@ -299,15 +300,15 @@ def test_where_the_log_was_cleaned_undo_begins_at_its_start(bucket: Bucket) -> N
     kept = bucket.end_offset
     put(bucket, owner="me", k=[1], a=[10])
     assert bucket.clean(kept) == kept
-    bucket.undo("me", ["a"], 0)
+    undo(bucket, "me", ["a"], 0)
     assert rows_of(bucket) == {1: (1, None)}
 
 
 def test_an_undo_can_be_undone_by_nobody_else(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])
     start = bucket.end_offset
-    bucket.undo("me", ["a"], 0)
-    bucket.undo("other", ["a"], start)
+    undo(bucket, "me", ["a"], 0)
+    undo(bucket, "other", ["a"], start)
     assert rows_of(bucket) == {}
 
 
@@ -316,6 +317,6 @@ def test_the_same_batch_written_again_after_an_undo_has_a_token_of_its_own(
 ) -> None:
     data = batch(k=[1], a=[1])
     bucket.put(data, owner="me", token=Token(1, 7))
-    bucket.undo("me", ["a"], 0)
+    undo(bucket, "me", ["a"], 0)
     assert not bucket.put(data, owner="me", token=Token(2, 7)).repeated
     assert rows_of(bucket) == {1: (1, None)}

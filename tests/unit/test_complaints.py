@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from server.complaints import Complaints
+from server.tablet.complaints import Complaints
 
 logger = logging.getLogger("test.complaints")
 

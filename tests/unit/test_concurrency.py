@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine.open_buckets import OpenBuckets
-from merge_engine.options import BucketOptions
-from merge_engine.stored import SchemaHistory
-from merge_engine.table import Table
-from tests.buckets import add
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.embedded.open_buckets import OpenBuckets
+from merge_engine.encoding.stored_rows import SchemaHistory
+from recovery.embedded.table import Table
 from tests.conftest import SUMS, BucketFactory, batch, rows_of
+from tests.support.buckets import add
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,8 +79,8 @@ def test_a_put_is_not_held_up_by_calls_that_wait_for_its_buckets(tmp_path: Path)
         import os, sys, threading
         from concurrent.futures import ThreadPoolExecutor
         from contextlib import contextmanager
-        from merge_engine.bucket import Bucket
-        from merge_engine.table import Table
+        from merge_engine.bucket.bucket import Bucket
+        from recovery.embedded.table import Table
         from tests.conftest import SUMS, rows_of
 
         keys, taken, flushes = list(range(64)), [], []
@@ -117,8 +117,8 @@ def test_closing_a_table_beside_lookups_ends_them_with_a_clear_error(tmp_path: P
         """
         import sys, threading
         from concurrent.futures import ThreadPoolExecutor
-        from merge_engine.errors import InvalidInput
-        from merge_engine.table import Table
+        from foundation.errors import InvalidInput
+        from recovery.embedded.table import Table
         from tests.conftest import SUMS
 
         keys = list(range(32))

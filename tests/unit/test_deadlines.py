@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from locks.deadlines import deadline_in, remaining, within
-from locks.errors import Unavailable
-from locks.memory import MemoryCoordination
-from locks.retrying import retried
-from locks.store import Conflict
+from foundation.deadlines import deadline_in, remaining, within
+from foundation.errors import Unavailable
+from locks.store.base import Conflict
+from locks.store.memory import MemoryCoordination
+from locks.store.retrying import retried
 
 
 def test_the_earlier_of_two_deadlines_counts() -> None:

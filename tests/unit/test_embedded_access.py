@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from merge_engine import InvalidInput, Token
-from merge_engine.failpoints import arm
-from recovery.access import Grant
-from recovery.errors import NotFenced, NotLeader
-from recovery.guard import Writer
-from recovery.rows import Rows
-from recovery.writer import TableWriter
-from tests.embedded import Embedded
-from tests.faulty_storage import interrupt
-from tests.writer_table import definition
+from foundation.errors import InvalidInput, NotFenced, NotLeader
+from foundation.failpoints import arm
+from foundation.ids import Token
+from recovery.leader.fenced_writers import Writer
+from recovery.writer.access import Grant, GrantedRows
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
+from tests.support.embedded import Embedded
+from tests.support.faulty_storage import interrupt
+from tests.support.writer_table import definition
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_new_partitions_get_buckets(tmp_path: Path) -> None:
         writer.write(0, Rows(data=[{"p": 7, "k": 1, "x": 3}]))
         stray = Grant(writer=Writer("a", 1), owner="a", token=Token(1, 1), terms={})
         with pytest.raises(NotFenced, match="its writer was not fenced for"):
-            writer.access.put(stray, Rows(data=[{"p": 8, "k": 1, "x": 3}]))
+            writer.access.put(GrantedRows(stray, Rows(data=[{"p": 8, "k": 1, "x": 3}])))
     assert embedded.rows() == [{"p": 7, "k": 1, "x": 3}]
     embedded.leader.close()
 
@@ -66,7 +66,7 @@ def test_two_processes_do_not_lead_the_same_bucket(embedded: Embedded) -> None:
     embedded.writer().start()
     other = embedded.new_leader("others")
     with pytest.raises(NotLeader, match="another process leads bucket 0/0 of table t"):
-        list(other.leading(embedded.access().bucket_keys()))
+        list(other.leading(embedded.access().bucket_ids()))
     other.close()
 
 

@@ -4,7 +4,7 @@ import math
 
 import pyarrow as pa
 
-from tests.aggregates import NAN, UTC, build, by_order, merged, read
+from tests.support.aggregates import NAN, UTC, build, by_order, merged, read
 
 # By value
 

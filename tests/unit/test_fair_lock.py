@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from merge_engine.fair_lock import FairLock
-from tests.zookeeper_server import wait_until
+from merge_engine.bucket.fair_lock import FairLock
+from tests.support.zookeeper_server import wait_until
 
 
 def test_who_has_it_may_take_it_again() -> None:

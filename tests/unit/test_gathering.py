@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from merge_engine.aggregates import Fault
-from tests.aggregates import MAP, NAN, build, merged, read
+from merge_engine.aggregates.base import Fault
+from tests.support.aggregates import MAP, NAN, build, merged, read
 
 
 def test_strings_are_joined_with_the_delimiter_and_empty_ones_stay() -> None:

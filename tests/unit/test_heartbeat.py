@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from locks.errors import SessionLost, Unavailable
-from locks.heartbeat import Heartbeat, boot_s
+from foundation.errors import SessionLost, Unavailable
+from locks.cluster.heartbeat import Heartbeat, boot_s
 
 TIMEOUT_S = 10.0
 HOUR_S = 3600.0

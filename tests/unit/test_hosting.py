@@ -6,27 +6,35 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, Coordinator, LeadKey, MemoryCoordination, Table, TableDefinition
-from locks import Server as Registered
-from merge_engine import Bucket, BucketOptions, LogGap, SchemaHistory, UnknownSchema
-from merge_engine.view import read_checkpoint
-from server.definitions import ClusterTable, define, evolved
-from server.hosting import Hosting
-from server.leadership import Leadership
-from tests.buckets import ADDED, add
+from foundation.errors import LogGap, UnknownSchema
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable, TableDefinition
+from locks.cluster.servers import Server as Registered
+from locks.coordinator import Coordinator
+from locks.store.memory import MemoryCoordination
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.view_meta import read_checkpoint
+from merge_engine.encoding.stored_rows import SchemaHistory
+from server.protocol.definitions import ClusterTable, define, evolved
+from server.tablet.hosting import Hosting
+from server.tablet.leadership import Leadership
 from tests.conftest import SUMS, batch, rows_of
-from tests.snapshot_world import MemoryStorage
+from tests.support.buckets import ADDED, add
+from tests.support.snapshot_world import MemoryStorage
 
-KEY = LeadKey(1, BucketKey(0, 0))
+KEY = LeadKey(1, BucketId(0, 0))
 
 
 class Machine:
     """A server's hosting on its own disk; the logs are everybody's."""
 
     def __init__(self, logs: MemoryStorage, views: Path, definition: TableDefinition) -> None:
-        table = ClusterTable(Table(name="sums", table_id=1, version=0, definition=definition))
-        self.view = views / table.path(KEY.key)
-        self.log = logs.child(table.path(KEY.key))
+        table = ClusterTable(
+            CatalogTable(name="sums", table_id=1, version=0, definition=definition)
+        )
+        self.view = views / table.path(KEY.bucket)
+        self.log = logs.child(table.path(KEY.bucket))
         self.hosting = Hosting(logs, views, BucketOptions())
         self.table = table
         self.hosting.set_table(table)
@@ -41,7 +49,7 @@ class Machine:
         table = self.table.table
         definition = evolved(table.definition, ADDED[-1])
         return ClusterTable(
-            Table(name=table.name, table_id=table.table_id, version=1, definition=definition)
+            CatalogTable(name=table.name, table_id=table.table_id, version=1, definition=definition)
         )
 
     def put(self, key: int) -> None:
@@ -140,14 +148,14 @@ def test_a_server_that_looked_before_an_alteration_reads_the_definition_again(
     def joined(number: int) -> tuple[Coordinator, Hosting, Leadership]:
         coordinator = Coordinator(memory.connect())
         hosting = Hosting(logs, tmp_path / f"views-{number}", BucketOptions())
-        server = coordinator.register_server(f"127.0.0.1:{number}")
+        server = coordinator.servers.register(f"127.0.0.1:{number}")
         return coordinator, hosting, Leadership(coordinator, server, hosting)
 
     coordinator, hosting, leadership = joined(1)
-    table = coordinator.create_table("sums", define(SUMS, 1, column_locks=False, options={}))
+    table = coordinator.tables.create("sums", define(SUMS, 1, column_locks=False, options={}))
     leadership.reconcile()
     late, late_hosting, late_leadership = joined(2)
-    real = late.list_servers
+    real = late.servers.all
     meanwhile: Iterator[Callable[[], object]] = iter(
         [
             lambda: coordinator.alter_table(table, evolved(table.definition, ADDED[-1])),
@@ -164,7 +172,7 @@ def test_a_server_that_looked_before_an_alteration_reads_the_definition_again(
             happens()
         return real()
 
-    monkeypatch.setattr(late, "list_servers", list_servers)
+    monkeypatch.setattr(late.servers, "all", list_servers)
     late_leadership.reconcile()
     assert rows_of(late_hosting.get(KEY).bucket) == {1: (None, None, 10)}
     late_leadership.stop()

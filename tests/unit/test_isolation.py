@@ -1,28 +1,32 @@
 """Committed reads of a bucket: what is masked, where they stand, what is left out."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from locks.acquisition import plan_acquisition
-from locks.offsets import BucketKey, Offsets
-from locks.records import Debt, DebtKind, LockRecord, Prepared, Token
-from merge_engine.bucket import Bucket
-from merge_engine.errors import Deposed, OffsetOutOfRange, UnknownColumn
-from merge_engine.log import Log
-from merge_engine.segment import Segment, SegmentKind
-from merge_engine.storage import LocalStorage
-from merge_engine.stored import SchemaHistory
-from merge_engine.view import View
-from recovery.isolation import Unresolved, committed_changes, last_stable_offset, unresolved
-from recovery.isolation_lookup import Asked, committed_lookup
-from tests.buckets import ADDED, DROPPED, delete, put
-from tests.conftest import SUMS, BucketFactory
-from tests.logs import write_of
+from foundation.errors import CutTooOld, Deposed, OffsetOutOfRange, UnknownColumn
+from foundation.ids import BucketId, Token
+from locks.column_locks.acquisition import plan_acquisition
+from locks.column_locks.records import Debt, DebtKind, LockRecord, Prepared
+from locks.encoding.offsets import Offsets
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
+from merge_engine.bucket.view import View
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.storage.objects import LocalStorage
+from recovery.reader.changes import open_changes
+from recovery.reader.committed_lookup import Asked, committed_lookup
+from recovery.reader.isolation import Unresolved, committed_changes, last_stable_offset, unresolved
+from tests.conftest import SUMS, BucketFactory, undo
+from tests.support.buckets import ADDED, DROPPED, delete, put
+from tests.support.cuts import cut_at
+from tests.support.logs import write_of
 
-HERE = BucketKey(0, 3)
+HERE = BucketId(0, 3)
 K, A, B = (SUMS.column(name).id for name in "kab")
 Records = dict[str, LockRecord]
 REDO = Prepared(Token(1, 1), "redo/1")
@@ -30,13 +34,19 @@ REDO = Prepared(Token(1, 1), "redo/1")
 
 def ready(offset: int, *columns: int, prepared: Prepared | None = None) -> LockRecord:
     """Return the record of a live lock that committed at this offset."""
-    offsets = Offsets({HERE: offset})
-    return LockRecord(held=True, ready=True, columns=columns, offsets=offsets, prepared=prepared)
+    return LockRecord(
+        held=True,
+        ready=True,
+        epoch=1,
+        columns=columns,
+        offsets=Offsets({HERE: offset}),
+        prepared=prepared,
+    )
 
 
 def indebted(*debts: Debt) -> LockRecord:
     """Return the record of a lock that has yet to pay."""
-    return LockRecord(held=True, columns=(A,), debts=debts)
+    return LockRecord(held=True, epoch=2, columns=(A,), debts=debts)
 
 
 def debt_of(owner: str, offset: int, *columns: int) -> Debt:
@@ -44,16 +54,12 @@ def debt_of(owner: str, offset: int, *columns: int) -> Debt:
 
 
 def look_up(
-    bucket: Bucket,
-    records: Records | Callable[[], Records],
-    *keys: int,
-    columns: list[str] | None = None,
+    bucket: Bucket, records: Records, *keys: int, columns: list[str] | None = None
 ) -> list[tuple[Any, ...]]:
     """Return the values of these keys, as a committed look-up has them."""
-    read = records if callable(records) else lambda: records
     chosen = bucket.history.current.values(columns)
-    asked = Asked(bucket, HERE, [pa.array(keys, pa.int64())])
-    [found] = committed_lookup([asked], read, chosen)
+    asked = Asked(bucket, cut_at(HERE, records), [pa.array(keys, pa.int64())])
+    [found] = committed_lookup([asked], chosen)
     assert found.column("k").to_pylist() == list(keys)
     return [tuple(row.values())[1:] for row in found.to_pylist()]
 
@@ -81,7 +87,7 @@ def test_the_tail_of_a_live_lock_is_unresolved_from_its_offset_on() -> None:
 
 
 def test_a_bucket_that_is_not_in_the_offsets_is_at_0() -> None:
-    assert [work.offset for work in unresolved({"me": ready(7, A)}, BucketKey(0, 4))] == [0]
+    assert [work.offset for work in unresolved({"me": ready(7, A)}, BucketId(0, 4))] == [0]
 
 
 def test_a_lock_that_is_given_up_has_nothing_to_undo() -> None:
@@ -157,8 +163,11 @@ def test_uncommitted_deletes_are_masked(bucket: Bucket) -> None:
 
 def test_only_the_columns_asked_for_are_read_and_masked(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1], b=[2])
-    assert look_up(bucket, {"me": ready(0, A)}, 1, columns=["b"]) == [(2,)]
-    assert look_up(bucket, {"me": ready(0, A, B)}, 1, columns=["b"]) == [(None,)]
+    offset = bucket.end_offset
+    put(bucket, owner="me", k=[1], a=[10])
+    with mock.patch.object(Log, "_read", side_effect=AssertionError):
+        assert look_up(bucket, {"me": ready(offset, A)}, 1, columns=["b"]) == [(2,)]
+    assert look_up(bucket, {"me": ready(offset, A)}, 1, columns=["a"]) == [(1,)]
 
 
 def test_debts_are_masked_also_when_they_are_paid_in_part_or_in_full(bucket: Bucket) -> None:
@@ -167,7 +176,7 @@ def test_debts_are_masked_also_when_they_are_paid_in_part_or_in_full(bucket: Buc
     put(bucket, owner="me", k=[1, 2], a=[10, 20])
     records = {"heir": indebted(debt_of("me", offset, A))}
     assert look_up(bucket, records, 1, 2) == [(1, None), (None, None)]
-    bucket.undo("me", ["a"], offset)
+    undo(bucket, "me", ["a"], offset)
     assert look_up(bucket, records, 1, 2) == [(1, None), (None, None)]
     assert look_up(bucket, {}, 1, 2) == [(1, None), (None, None)]
 
@@ -183,26 +192,37 @@ def test_a_promised_batch_is_masked_until_it_is_committed(bucket: Bucket) -> Non
     assert look_up(bucket, {"me": ready(bucket.end_offset, A)}, 1) == [(1, None)]
 
 
-def test_what_is_written_while_the_records_are_read_is_not_shown(bucket: Bucket) -> None:
-    put(bucket, owner="her", k=[1], b=[5])
+def test_what_is_written_under_an_epoch_that_the_cut_does_not_know_is_not_shown(
+    bucket: Bucket,
+) -> None:
+    put(bucket, owner="her", token=Token(1, 7), k=[1], b=[5])
+    records = {"her": LockRecord(epoch=1)}
+    put(bucket, owner="me", token=Token(2, 0), k=[1], a=[1])
+    put(bucket, owner="her", token=Token(3, 8), k=[1], b=[10])
+    assert look_up(bucket, records, 1) == [(None, 5)]
+    # One that is not ready has not written under its epoch.
+    assert look_up(bucket, {"me": indebted(), "her": LockRecord(epoch=1)}, 1) == [(None, 5)]
+    assert look_up(bucket, {"me": ready(9, A), "her": LockRecord(epoch=3)}, 1) == [(1, 15)]
 
-    def read() -> Records:
-        put(bucket, owner="me", k=[1], a=[1])  # By a lock that came after the records were read.
-        return {}
 
-    assert look_up(bucket, read, 1) == [(None, 5)]
-
-
-def test_what_is_undone_while_the_records_are_read_is_not_shown(bucket: Bucket) -> None:
+def test_what_was_undone_since_is_shown_neither_way(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])
     offset = bucket.end_offset
     put(bucket, owner="me", k=[1, 2], a=[10, 10])
+    undo(bucket, "me", ["a"], offset)
+    for known in (offset, bucket.end_offset):
+        assert look_up(bucket, {"me": ready(known, A)}, 1, 2) == [(1, None), (None, None)]
 
-    def read() -> Records:
-        bucket.undo("me", ["a"], offset)
-        return {"me": ready(bucket.end_offset, A)}
 
-    assert look_up(bucket, read, 1, 2) == [(1, None), (None, None)]
+def test_of_two_owners_of_one_column_that_came_after_the_cut_the_first_one_counts(
+    bucket: Bucket,
+) -> None:
+    """Whoever has the column from the other has the lower offset: it had another one before."""
+    put(bucket, owner="her", k=[1], b=[1])
+    records = {"me": ready(bucket.end_offset, A), "her": ready(1, B)}
+    put(bucket, owner="me", k=[1], a=[10])
+    put(bucket, owner="her", k=[1], a=[100])
+    assert look_up(bucket, records, 1) == [(None, None)]
 
 
 def test_rows_that_are_read_while_a_put_is_applied_are_all_as_of_one_offset(
@@ -228,7 +248,7 @@ def test_a_deposed_leader_does_not_answer(bucket_factory: BucketFactory) -> None
     bucket = bucket_factory()
     put(bucket, owner="me", k=[1], a=[1])
     heir = bucket_factory(view="other view")
-    heir.undo("me", ["a"], 0)
+    undo(heir, "me", ["a"], 0)
     with pytest.raises(Deposed):
         look_up(bucket, {}, 1)
     assert look_up(heir, {}, 1) == [(None, None)]
@@ -274,9 +294,9 @@ def test_columns_that_were_added_or_dropped_since(bucket_factory: BucketFactory)
     bucket.evolve(SchemaHistory(DROPPED))
     records = {"me": ready(0, A, B)}
     assert look_up(bucket, records, 1) == [(None,)]
-    keys = [pa.array([1], pa.int64())]
+    asked = Asked(bucket, cut_at(HERE, records), [pa.array([1], pa.int64())])
     with pytest.raises(UnknownColumn, match="'a' was dropped"):
-        committed_lookup([Asked(bucket, HERE, keys)], lambda: records, [SUMS.column("a")])
+        committed_lookup([asked], [SUMS.column("a")])
 
 
 def test_without_changes_of_an_unresolved_owner_no_segment_is_read(
@@ -285,7 +305,8 @@ def test_without_changes_of_an_unresolved_owner_no_segment_is_read(
     put(bucket, owner="her", k=[1], b=[1])
     put(bucket, owner="me", k=[1], a=[1])
     records = {"me": ready(bucket.end_offset, A), "new": ready(0, B)}
-    monkeypatch.setattr(Bucket, "read_log", None)
+    monkeypatch.setattr(Log, "_read", None)
+    monkeypatch.setattr(Bucket, "headers", None)
     assert look_up(bucket, records, 1) == [(1, 1)]
 
 
@@ -312,7 +333,7 @@ def test_it_is_before_the_first_change_that_may_yet_be_undone(bucket: Bucket) ->
 def test_a_write_and_its_undo_are_on_the_same_side(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])
     put(bucket, owner="her", k=[1], b=[1])
-    bucket.undo("me", ["a"], 1)
+    undo(bucket, "me", ["a"], 1)
     assert stable(bucket) == 4
     # Her tail at 2 stands between the write at 1 and the undo at 3.
     assert stable(bucket, {"her": ready(2, B)}) == 1
@@ -321,9 +342,9 @@ def test_a_write_and_its_undo_are_on_the_same_side(bucket: Bucket) -> None:
 def test_it_is_lowered_from_undo_to_undo(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])  # at 1
     put(bucket, owner="her", k=[1], b=[1])  # at 2
-    bucket.undo("me", ["a"], 1)  # at 3
+    undo(bucket, "me", ["a"], 1)  # at 3
     put(bucket, owner="third", k=[1], a=[1])  # at 4
-    bucket.undo("her", ["b"], 2)  # at 5
+    undo(bucket, "her", ["b"], 2)  # at 5
     assert stable(bucket) == 6
     assert stable(bucket, {"third": ready(4, A)}) == 1
 
@@ -332,7 +353,7 @@ def test_an_undo_written_while_the_records_are_read_lowers_it(bucket: Bucket) ->
     put(bucket, owner="me", k=[1], a=[1])
 
     def read() -> Records:
-        bucket.undo("me", ["a"], 1)
+        undo(bucket, "me", ["a"], 1)
         return {}
 
     assert last_stable_offset(bucket, HERE, read) == 1
@@ -348,10 +369,10 @@ def test_a_log_of_many_undos_is_looked_at_once(
     for _ in range(20):
         hers = bucket.end_offset
         put(bucket, owner="her", k=[1], b=[1])
-        bucket.undo("me", ["a"], mine)
+        undo(bucket, "me", ["a"], mine)
         mine = bucket.end_offset
         put(bucket, owner="me", k=[1], a=[1])
-        bucket.undo("her", ["b"], hers)
+        undo(bucket, "her", ["b"], hers)
     seen = []
     headers = Log.headers
 
@@ -374,7 +395,7 @@ def test_writes_that_were_undone_are_left_out_together_with_their_undo(bucket: B
     put(bucket, owner="me", k=[2], a=[1])
     put(bucket, owner="her", k=[2, 3], b=[1, 1])
     put(bucket, owner="me", k=[3], a=[1])
-    bucket.undo("me", ["a"], start)
+    undo(bucket, "me", ["a"], start)
     put(bucket, owner="me", k=[4], a=[1])
     changes = committed_changes(bucket, HERE, dict, 0)
     expected = [("write", "me", [1]), ("write", "her", [2, 3]), ("write", "me", [4])]
@@ -386,14 +407,66 @@ def test_writes_that_cancelled_each_other_are_left_out_once_they_are_undone(buck
     put(bucket, owner="x", k=[1], a=[5])
     delete(bucket, 1, columns=["a"], owner="x")
     end = bucket.end_offset
-    result = bucket.undo("x", ["a"], 1)
+    result = undo(bucket, "x", ["a"], 1)
     assert (result.base_offset, result.changed) == (end, 0)
     assert bucket.end_offset == end + 1
     changes = committed_changes(bucket, HERE, dict, 0)
     assert [segment for segment in changes if segment.changes] == []
-    bucket.undo("x", ["a"], 1)
-    bucket.undo("nobody", ["a"], 0)
+    undo(bucket, "x", ["a"], 1)
+    undo(bucket, "nobody", ["a"], 0)
     assert bucket.end_offset == end + 1
+
+
+def records(bucket: Bucket) -> list[tuple[Any, ...]]:
+    """Return kind, offset, key, a and b of the committed change records."""
+    changes = open_changes(bucket, HERE, dict, 0, None, committed=True)
+    return [
+        tuple(row[name] for name in ("_change_type", "_log_offset", "k", "a", "b"))
+        for batch, _ in changes.records()
+        for row in batch.to_pylist()
+    ]
+
+
+def test_an_undo_of_some_columns_leaves_out_the_changes_of_these_alone(bucket: Bucket) -> None:
+    """Without column locks, whoever undoes says of which columns."""
+    put(bucket, owner="me", k=[1, 2, 3], a=[1, None, 3], b=[5, 6, None])
+    put(bucket, owner="me", k=[1, 2], a=[0, 4], b=[1, 1])
+    undo(bucket, "me", ["b"], 1)
+    assert records(bucket) == [
+        ("insert", 1, 1, 1, None),
+        # A null is a touch, too: of sums that stay null.
+        ("insert", 2, 2, None, None),
+        ("insert", 3, 3, 3, None),
+        ("update_preimage", 5, 2, None, None),
+        ("update_postimage", 5, 2, 4, None),
+    ]
+
+
+def test_an_undo_that_changes_nothing_is_about_its_columns_too(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    put(bucket, owner="me", k=[1], b=[5])
+    delete(bucket, 1, columns=["b"], owner="me")
+    assert undo(bucket, "me", ["b"], 1).changed == 0
+    assert records(bucket) == [("insert", 1, 1, 1, None)]
+    end = bucket.end_offset
+    assert undo(bucket, "me", ["b"], 1).changed == 0
+    assert bucket.end_offset == end, "once is enough"
+
+
+def test_an_undo_without_columns_of_an_earlier_release_was_of_all(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    log = bucket._log
+    header = SegmentHeader(
+        kind=SegmentKind.UNDO,
+        base_offset=log.end,
+        term=bucket.term,
+        nonce="",
+        timestamp_ms=0,
+        owner="me",
+        undo_from=1,
+    )
+    log.append(Segment(header, {}, {}))
+    assert records(bucket) == []
 
 
 def test_changes_end_at_the_last_stable_offset_where_the_next_ones_begin(bucket: Bucket) -> None:
@@ -420,7 +493,7 @@ def test_the_ends_of_the_range_cut_segments(bucket: Bucket) -> None:
 
 def test_an_undo_behind_the_range_counts_too(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
-    bucket.undo("me", ["a"], 1)
+    undo(bucket, "me", ["a"], 1)
     for start, stop in ((0, 3), (0, 2), (2, 3), (2, 5), (4, 5)):
         changes = committed_changes(bucket, HERE, dict, start, stop)
         assert (written(changes), changes.end) == ([], stop)
@@ -445,9 +518,13 @@ def test_where_the_log_was_cleaned_undo_ranges_begin_at_its_start(bucket: Bucket
     bucket.clean(start)
     # As if this owner had committed nothing since before the start of the log.
     records = {"me": ready(0, A)}
-    assert look_up(bucket, records, 1, 2) == [(1, 5), (None, None)]
     assert stable(bucket, records) == start
-    bucket.undo("me", ["a"], 0)
+    with pytest.raises(CutTooOld, match="the log of the bucket starts at offset 2"):
+        look_up(bucket, records, 1, 2)
+    # This one has not even written, before the log was cleaned.
+    records = {"me": ready(start, A), "her": ready(0, B)}
+    assert look_up(bucket, records, 1, 2) == [(1, None), (None, None)]
+    undo(bucket, "me", ["a"], 0)
     assert look_up(bucket, {"her": ready(4, B)}, 1) == [(1, None)]
     assert stable(bucket, {"her": ready(4, B)}) == start
     assert written(committed_changes(bucket, HERE, dict, start)) == [("write", "her", [1])]
@@ -480,7 +557,7 @@ def test_headers_of_what_was_written_here_are_not_read_from_the_store(
 ) -> None:
     bucket = bucket_factory(storage=counting)
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
-    bucket.undo("me", ["a"], 1)
+    undo(bucket, "me", ["a"], 1)
     counting.reads.clear()
     assert [(h.kind, h.base_offset, h.owner, h.rows) for h in bucket.headers(0)] == [
         (SegmentKind.LEADER, 0, "", 0),

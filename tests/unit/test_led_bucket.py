@@ -4,12 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from locks import BucketKey, LockRecord
-from merge_engine import PutResult, Token, UndoRange
-from merge_engine.batch import read_batch
-from merge_engine.fold import fold
-from merge_engine.options import BucketOptions
-from recovery.errors import (
+from foundation.errors import (
     NotFenced,
     NotLeader,
     NotReady,
@@ -18,12 +13,19 @@ from recovery.errors import (
     SealedBatch,
     WrongColumns,
 )
-from recovery.guard import Writer
-from recovery.led_bucket import LedBucket, LedUpdate, put_led
+from foundation.ids import BucketId, Token
+from locks.column_locks.records import LockRecord
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.results import BucketResult
+from merge_engine.bucket.undo import UndoRange
+from merge_engine.merging.batch import read_batch
+from merge_engine.merging.fold import fold
+from recovery.leader.fenced_writers import Writer
+from recovery.leader.led_bucket import LedBucket, LedUpdate, put_led
 from tests.conftest import SUMS, BucketFactory, batch, rows_of
 
 A, B = (SUMS.column(name).id for name in "ab")
-KEY = BucketKey(0, 0)
+KEY = BucketId(0, 0)
 ME, HER = Writer("me", 1), Writer("her", 2)
 
 
@@ -56,7 +58,7 @@ def put(
     term: int | None = None,
     owner: str | None = None,
     column: str = "a",
-) -> PutResult:
+) -> BucketResult:
     """Add to a column of key 1; by default the writer's batch 0."""
     rows = read_batch(batch(k=[1], **{column: [amount]}), SUMS, BucketOptions())
     update = fold(rows, led.bucket.history.key_codec)

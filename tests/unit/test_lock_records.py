@@ -9,15 +9,18 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from locks import BucketKey, CorruptRecord, InvalidRequest, Offsets, integers
-from locks.record_codec import decode_record, encode_record
-from locks.records import Debt, DebtKind, LockRecord, Prepared, Token
+from foundation.errors import CorruptRecord, InvalidInput
+from foundation.ids import BucketId, Token
+from locks.column_locks.record_codec import decode_record, encode_record
+from locks.column_locks.records import Debt, DebtKind, LockRecord, Prepared
+from locks.encoding import integers
+from locks.encoding.offsets import Offsets
 
 U64 = 2**64 - 1
 NUMBERS = st.integers(0, 2**63 - 1)
 TEXT = st.text(max_size=20)
 COLUMNS = st.lists(st.integers(0, 2**31), max_size=8, unique=True).map(lambda c: tuple(sorted(c)))
-BUCKETS = st.builds(BucketKey, st.integers(0, 2**43 - 1), st.integers(0, 2**20 - 1))
+BUCKETS = st.builds(BucketId, st.integers(0, 2**43 - 1), st.integers(0, 2**20 - 1))
 OFFSETS = st.dictionaries(BUCKETS, NUMBERS, max_size=20).map(Offsets)
 PREPARED = st.builds(Prepared, st.builds(Token, NUMBERS, st.integers(0, 2**62)), TEXT)
 DEBTS = st.one_of(
@@ -119,7 +122,7 @@ def test_a_record_of_another_format_names_both_formats() -> None:
         {"ready": True},
         {"abandoned": True},
         {"held": True},
-        {"held": True, "columns": (1,), "offsets": Offsets({BucketKey(0, 1): 5})},
+        {"held": True, "columns": (1,), "offsets": Offsets({BucketId(0, 1): 5})},
         {"held": True, "columns": (1,), "prepared": Prepared(Token(1, 1), "there")},
         {
             "held": True,
@@ -222,7 +225,7 @@ def test_an_array_that_is_cut_or_has_more_than_63_bits_is_corrupt(octets: bytes)
 
 @given(st.dictionaries(BUCKETS, NUMBERS, max_size=20), BUCKETS)
 def test_offsets_are_a_mapping_sorted_by_bucket(
-    offsets: dict[BucketKey, int], other: BucketKey
+    offsets: dict[BucketId, int], other: BucketId
 ) -> None:
     made = Offsets(offsets)
     assert made == offsets
@@ -240,44 +243,44 @@ def test_offsets_are_a_mapping_sorted_by_bucket(
 
 def test_offsets_of_a_partition_are_those_of_its_buckets_in_order() -> None:
     made = Offsets.of_partition(3, np.array([5, 0, 9]))
-    assert made == {BucketKey(3, 0): 5, BucketKey(3, 1): 0, BucketKey(3, 2): 9}
-    assert made != Offsets({BucketKey(3, 0): 5})
-    assert BucketKey(2, 2**20) not in made
+    assert made == {BucketId(3, 0): 5, BucketId(3, 1): 0, BucketId(3, 2): 9}
+    assert made != Offsets({BucketId(3, 0): 5})
+    assert BucketId(2, 2**20) not in made
 
 
 @pytest.mark.parametrize(
     "offsets",
     [
-        {BucketKey(0, -1): 1},
-        {BucketKey(-1, 0): 1},
-        {BucketKey(0, 2**20): 1},
-        {BucketKey(2**43, 0): 1},
-        {BucketKey(2**70, 0): 1},
-        {BucketKey(0, 0): -1},
-        {BucketKey(0, 0): 2**63},
+        {BucketId(0, -1): 1},
+        {BucketId(-1, 0): 1},
+        {BucketId(0, 2**20): 1},
+        {BucketId(2**43, 0): 1},
+        {BucketId(2**70, 0): 1},
+        {BucketId(0, 0): -1},
+        {BucketId(0, 0): 2**63},
     ],
 )
-def test_offsets_out_of_range_are_refused(offsets: dict[BucketKey, int]) -> None:
-    with pytest.raises(InvalidRequest):
+def test_offsets_out_of_range_are_refused(offsets: dict[BucketId, int]) -> None:
+    with pytest.raises(InvalidInput):
         Offsets(offsets)
 
 
 def test_a_partition_out_of_range_is_refused() -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidInput):
         Offsets.of_partition(-1, np.array([1]))
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidInput):
         Offsets.of_partition(0, np.array([-1]))
 
 
 def test_the_same_buckets_at_other_offsets_are_as_if_made_anew() -> None:
-    buckets = [BucketKey(0, 2), BucketKey(0, 3), BucketKey(7, 0)]
+    buckets = [BucketId(0, 2), BucketId(0, 3), BucketId(7, 0)]
     first = Offsets(dict.fromkeys(buckets, 5))
     encoded = first.encode()
     moved = first.at(np.array([6, 5, 900]))
     assert moved == dict(zip(buckets, [6, 5, 900], strict=True))
     assert Offsets.decode(moved.encode(), 0)[0] == moved
     assert first.encode() == encoded
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidInput):
         first.at(np.array([1, 2]))
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidInput):
         first.at(np.array([1, 2, -3]))

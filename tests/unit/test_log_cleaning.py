@@ -2,12 +2,12 @@
 
 import pytest
 
-from merge_engine.errors import OffsetOutOfRange, StorageUnavailable
-from merge_engine.failpoints import arm
-from merge_engine.log import Log
-from merge_engine.segment import segment_name
-from tests.faulty_storage import FaultyStorage, interrupt, still_on_its_way
-from tests.logs import contents, ticking, write_of
+from foundation.errors import OffsetOutOfRange, StorageUnavailable
+from foundation.failpoints import arm
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.segment import segment_name
+from tests.support.faulty_storage import FaultyStorage, interrupt, still_on_its_way
+from tests.support.logs import contents, ticking, write_of
 
 
 def test_cleaning_drops_whole_segments_below_the_offset_and_keeps_leaders(

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from merge_engine.errors import CorruptSegment, LogGap
-from merge_engine.log import Log
-from merge_engine.segment import SegmentKind, decode_segment, encode_segment, segment_name
-from tests.faulty_storage import FaultyStorage
-from tests.logs import contents, write_of
+from foundation.errors import CorruptSegment, LogGap
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.segment import SegmentKind, decode_segment, encode_segment, segment_name
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.logs import contents, write_of
 
 
 def test_a_missing_segment_in_the_middle_is_a_gap_that_is_named(

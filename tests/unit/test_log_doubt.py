@@ -2,12 +2,17 @@
 
 import pytest
 
-from foundation.errors import TallybookError
-from merge_engine.errors import Deposed, StorageFull, StorageUnavailable, UnknownOutcome
-from merge_engine.failpoints import arm
-from merge_engine.log import Log
-from merge_engine.segment import segment_name
-from tests.faulty_storage import (
+from foundation.errors import (
+    Deposed,
+    StorageFull,
+    StorageUnavailable,
+    TallybookError,
+    UnknownOutcome,
+)
+from foundation.failpoints import arm
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.segment import segment_name
+from tests.support.faulty_storage import (
     Create,
     FaultyStorage,
     done_but_unknown,
@@ -18,7 +23,7 @@ from tests.faulty_storage import (
     still_on_its_way,
     unreachable,
 )
-from tests.logs import contents, write_of
+from tests.support.logs import contents, write_of
 
 
 def test_a_create_of_unknown_outcome_that_happened_is_an_append(

@@ -2,16 +2,16 @@
 
 import pytest
 
-from merge_engine.errors import (
+from foundation.errors import (
     Deposed,
     OffsetOutOfRange,
     StorageFull,
     StorageUnavailable,
     UnknownOutcome,
 )
-from merge_engine.log import Log
-from merge_engine.storage import LocalStorage
-from tests.faulty_storage import (
+from merge_engine.bucket.log import Log
+from merge_engine.storage.objects import LocalStorage
+from tests.support.faulty_storage import (
     FaultyStorage,
     done_but_unknown,
     no_room,
@@ -20,7 +20,7 @@ from tests.faulty_storage import (
     still_on_its_way,
     unreachable,
 )
-from tests.logs import contents, ticking, write_of
+from tests.support.logs import contents, ticking, write_of
 
 # Appending
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from merge_engine import InvalidInput, LocalStorage, StorageUnavailable
-from merge_engine.store_variables import store_variables
-from server.log_store import check_log_store
-from tests.faulty_storage import (
+from foundation.errors import InvalidInput, StorageUnavailable
+from merge_engine.storage.environment import store_variables
+from merge_engine.storage.objects import LocalStorage
+from server.tablet.log_store import check_log_store
+from tests.support.faulty_storage import (
     Create,
     FaultyStorage,
     no_room,

@@ -9,30 +9,31 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, Coordinator, LeadKey, MemoryCoordination, Table
-from locks.leases import SHORTEST_LEASE_MS
-from merge_engine import BucketOptions
-from merge_engine.errors import StorageUnavailable
-from merge_engine.failpoints import arm
-from merge_engine.log import wall_clock_ms
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.snapshot import SnapshotStorage
-from recovery.errors import NotLeader
-from recovery.snapshots import SnapshotKeeper
-from server import maintenance as server_maintenance
-from server import wire
-from server.config import SnapshotConfig
-from server.definitions import ClusterTable, define
-from server.dropped import Janitor
-from server.errors import ServerUnavailable
-from server.hosting import Hosting
-from server.maintenance import Maintenance
-from server.metrics import Metrics
-from server.requests import Requests
-from server.snapshot_lease import hold_latest
-from tests.buckets import add
+from foundation.errors import NotLeader, ServerUnavailable, StorageUnavailable
+from foundation.failpoints import arm
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.coordinator import Coordinator
+from locks.snapshots.leases import SHORTEST_LEASE_MS
+from locks.store.memory import MemoryCoordination
+from merge_engine.bucket.log import wall_clock_ms
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.snapshot_storage import SnapshotStorage
+from merge_engine.schema.builder import SchemaBuilder
+from recovery.leader.snapshot_keeper import SnapshotKeeper
+from server.client.snapshot_lease import hold_latest
+from server.protocol.calls import TakeSnapshots
+from server.protocol.definitions import ClusterTable, define
+from server.tablet import maintenance as server_maintenance
+from server.tablet.config import SnapshotConfig
+from server.tablet.hosting import Hosting
+from server.tablet.janitor import Janitor
+from server.tablet.maintenance import Maintenance
+from server.tablet.metrics import Metrics
+from server.tablet.requests import Requests
 from tests.conftest import SUMS
-from tests.snapshot_world import Crash, InMemorySession, MemoryStorage
+from tests.support.buckets import add
+from tests.support.snapshot_world import Crash, InMemorySession, MemoryStorage
 
 INTERVAL_S = 100.0
 
@@ -52,7 +53,7 @@ class Server:
         """`clock_ms`: the cluster's clock, as its session knows it."""
         self.logs, self.now_s = logs, 0.0
         self.coordinator = Coordinator(memory.connect())
-        self.server = self.coordinator.register_server(f"127.0.0.1:{views.name[-1]}")
+        self.server = self.coordinator.servers.register(f"127.0.0.1:{views.name[-1]}")
         session = InMemorySession(self.coordinator, self.server.name, clock_ms)
         self.hosting = Hosting(logs, views, BucketOptions(), clock_ms=session.now_ms)
         self.metrics = Metrics()
@@ -65,32 +66,34 @@ class Server:
             clock_s=lambda: self.now_s,
         )
 
-    def lead(self, table: Table, *numbers: int, partition: int = 0) -> None:
+    def lead(self, table: CatalogTable, *numbers: int, partition: int = 0) -> None:
         self.hosting.set_table(ClusterTable(table))
-        keys = [LeadKey(table.table_id, BucketKey(partition, number)) for number in numbers]
-        self.coordinator.take_lead(self.server, keys)
+        keys = [LeadKey(table.table_id, BucketId(partition, number)) for number in numbers]
+        self.coordinator.leaders.take(self.server, keys)
         for key in keys:
             self.hosting.open(key)
 
     def let_go(self, *keys: LeadKey) -> None:
         for key in keys:
             self.hosting.drop(key)
-        self.coordinator.give_up_lead(self.server, keys)
+        self.coordinator.leaders.give_up(self.server, keys)
 
     def look(self, after_s: float = 0.0) -> None:
         self.now_s += after_s
         self.maintenance.look()
 
-    def snapshots(self, table: Table) -> dict[int, list[int]]:
+    def snapshots(self, table: CatalogTable) -> dict[int, list[int]]:
         """Return the listed ids, by the numbers of the buckets that are led."""
         return {
-            key.key.number: [one.snapshot_id for one in self.coordinator.snapshots.read(key).listed]
+            key.bucket.number: [
+                one.snapshot_id for one in self.coordinator.snapshots.read(key).listed
+            ]
             for key in sorted(self.hosting.led())
             if key.table_id == table.table_id
         }
 
-    def put(self, table: Table, number: int, partition: int = 0) -> None:
-        key = LeadKey(table.table_id, BucketKey(partition, number))
+    def put(self, table: CatalogTable, number: int, partition: int = 0) -> None:
+        key = LeadKey(table.table_id, BucketId(partition, number))
         add(self.hosting.get(key).bucket, [number], [1])
 
 
@@ -107,22 +110,21 @@ def server(memory: MemoryCoordination, tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def table(server: Server) -> Table:
+def table(server: Server) -> CatalogTable:
     definition = define(SUMS, 3, column_locks=False, options={})
-    return server.coordinator.create_table("sums", definition)
+    return server.coordinator.tables.create("sums", definition)
 
 
-def request(table: Table, *buckets: tuple[int, int]) -> pa.Buffer:
-    fields = {
-        "table": table.table_id,
-        "schema_version": 1,
-        "buckets": [list(bucket) for bucket in buckets],
-    }
-    return pa.py_buffer(wire.encode(fields))
+def request(table: CatalogTable, *buckets: tuple[int, int]) -> TakeSnapshots:
+    return TakeSnapshots(
+        table_id=table.table_id,
+        schema_version=1,
+        buckets=tuple(BucketId(*bucket) for bucket in buckets),
+    )
 
 
 def test_snapshots_are_taken_once_per_interval_and_not_all_at_once(
-    server: Server, table: Table
+    server: Server, table: CatalogTable
 ) -> None:
     server.lead(table, 0, 1, 2)
     for number in range(3):
@@ -142,14 +144,14 @@ def test_snapshots_are_taken_once_per_interval_and_not_all_at_once(
 
 
 def test_one_on_demand_is_taken_at_once_and_the_next_is_due_an_interval_later(
-    server: Server, table: Table
+    server: Server, table: CatalogTable
 ) -> None:
     server.lead(table, 0, 1)
     server.put(table, 0)
     server.look()
     server.now_s += 0.8 * INTERVAL_S
-    answer = server.maintenance.answer(request(table, (0, 0)))
-    assert answer["snapshots"] == [1]
+    answer = server.maintenance.take(request(table, (0, 0)))
+    assert answer.results == (1,)
     assert server.snapshots(table) == {0: [1], 1: []}
     server.put(table, 0)
     server.look(0.31 * INTERVAL_S)
@@ -158,17 +160,17 @@ def test_one_on_demand_is_taken_at_once_and_the_next_is_due_an_interval_later(
     assert server.snapshots(table) == {0: [1, 2], 1: [1]}
 
 
-def test_the_log_behind_the_snapshots_is_cleaned(server: Server, table: Table) -> None:
+def test_the_log_behind_the_snapshots_is_cleaned(server: Server, table: CatalogTable) -> None:
     server.lead(table, 0)
-    key = LeadKey(table.table_id, BucketKey(0, 0))
+    key = LeadKey(table.table_id, BucketId(0, 0))
     for _ in range(3):
         server.put(table, 0)
-        server.maintenance.answer(request(table, (0, 0)))
+        server.maintenance.take(request(table, (0, 0)))
     oldest = server.coordinator.snapshots.read(key).kept[0]
     assert server.hosting.get(key).bucket.start_offset <= oldest.stable
     server.now_s += 0.001
     server.put(table, 0)
-    server.maintenance.answer(request(table, (0, 0)))
+    server.maintenance.take(request(table, (0, 0)))
     assert server.hosting.get(key).bucket.start_offset > 0
 
 
@@ -180,35 +182,37 @@ def test_the_cluster_s_clock_alone_says_how_old_a_segment_is(
     server = Server(
         memory, MemoryStorage(), tmp_path / "views-1", clock_ms=lambda: now_ms, log_ttl_s=3600
     )
-    table = server.coordinator.create_table("sums", define(SUMS, 1, column_locks=False, options={}))
+    table = server.coordinator.tables.create(
+        "sums", define(SUMS, 1, column_locks=False, options={})
+    )
     server.lead(table, 0)
-    bucket = server.hosting.get(LeadKey(table.table_id, BucketKey(0, 0))).bucket
+    bucket = server.hosting.get(LeadKey(table.table_id, BucketId(0, 0))).bucket
 
     def start_after(passed_ms: int) -> int:
         nonlocal now_ms
         now_ms += passed_ms
         server.put(table, 0)
-        server.maintenance.answer(request(table, (0, 0)))
+        server.maintenance.take(request(table, (0, 0)))
         return bucket.start_offset
 
     assert [start_after(passed) for passed in (0, hour_ms // 2, hour_ms // 2)] == [0, 0, 0]
     assert start_after(1) == 2, "the leader's segment and the first put are an hour old"
-    listed = server.coordinator.snapshots.read(LeadKey(table.table_id, BucketKey(0, 0)))
+    listed = server.coordinator.snapshots.read(LeadKey(table.table_id, BucketId(0, 0)))
     assert listed.kept[-1].created_ms == now_ms
     server.hosting.close_all()
 
 
-def test_a_bucket_that_is_not_led_here_is_not_taken(server: Server, table: Table) -> None:
+def test_a_bucket_that_is_not_led_here_is_not_taken(server: Server, table: CatalogTable) -> None:
     server.lead(table, 0)
     with pytest.raises(NotLeader):
-        server.maintenance.answer(request(table, (0, 1)))
+        server.maintenance.take(request(table, (0, 1)))
 
 
 def failing(for_bucket: int, error: Exception) -> Callable[..., Any]:
     real = SnapshotKeeper.take
 
     def take(keeper: SnapshotKeeper) -> Any:
-        if keeper._key.key.number == for_bucket:
+        if keeper._key.bucket.number == for_bucket:
             raise error
         return real(keeper)
 
@@ -220,7 +224,7 @@ def failing(for_bucket: int, error: Exception) -> Callable[..., Any]:
 )
 def test_what_fails_for_one_bucket_stops_no_other_and_is_not_tried_all_the_time(
     server: Server,
-    table: Table,
+    table: CatalogTable,
     error: Exception,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -241,18 +245,18 @@ def test_what_fails_for_one_bucket_stops_no_other_and_is_not_tried_all_the_time(
 
 
 def test_a_clean_up_that_fails_is_not_tried_all_the_time(
-    server: Server, table: Table, monkeypatch: pytest.MonkeyPatch
+    server: Server, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.lead(table, 0)
     server.put(table, 0)
-    server.maintenance.answer(request(table, (0, 0)))
+    server.maintenance.take(request(table, (0, 0)))
     calls: list[None] = []
 
     def unreachable(*_: object, **__: object) -> None:
         calls.append(None)
         raise StorageUnavailable("unreachable")
 
-    kept = server.maintenance._kept[LeadKey(table.table_id, BucketKey(0, 0))]
+    kept = server.maintenance._kept[LeadKey(table.table_id, BucketId(0, 0))]
     kept.keeper._unswept = True
     with monkeypatch.context() as patched:
         patched.setattr(SnapshotStorage, "sweep", unreachable)
@@ -266,13 +270,13 @@ def test_a_clean_up_that_fails_is_not_tried_all_the_time(
 
 
 def test_a_bucket_that_is_closed_meanwhile_is_passed_over_quietly(
-    server: Server, table: Table, caplog: pytest.LogCaptureFixture
+    server: Server, table: CatalogTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.lead(table, 0, 1)
     for number in range(2):
         server.put(table, number)
     server.look()
-    server.hosting.get(LeadKey(table.table_id, BucketKey(0, 0))).bucket.close()
+    server.hosting.get(LeadKey(table.table_id, BucketId(0, 0))).bucket.close()
     with caplog.at_level(logging.WARNING):
         server.look(1.11 * INTERVAL_S)
     assert server.snapshots(table) == {0: [], 1: [1]}
@@ -282,20 +286,20 @@ def test_a_bucket_that_is_closed_meanwhile_is_passed_over_quietly(
 def test_a_leader_that_was_superseded_lets_go_quietly(
     memory: MemoryCoordination,
     server: Server,
-    table: Table,
+    table: CatalogTable,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.lead(table, 0)
     server.put(table, 0)
-    server.maintenance.answer(request(table, (0, 0)))
+    server.maintenance.take(request(table, (0, 0)))
     successor = Server(memory, server.logs, tmp_path / "views-2")
     successor.hosting.set_table(ClusterTable(table))
-    key = LeadKey(table.table_id, BucketKey(0, 0))
+    key = LeadKey(table.table_id, BucketId(0, 0))
     listed = server.coordinator.snapshots.read(key).listed
     successor.hosting.open(key, lambda: [(one.snapshot_id, one.term) for one in listed])
     successor.look()
-    successor.maintenance.answer(request(table, (0, 0)))
+    successor.maintenance.take(request(table, (0, 0)))
     with caplog.at_level(logging.WARNING):
         server.look(1.11 * INTERVAL_S)
     assert server.hosting.get(key).bucket.deposed
@@ -304,15 +308,17 @@ def test_a_leader_that_was_superseded_lets_go_quietly(
 
 
 def test_what_a_lease_held_is_freed_at_the_next_look(
-    memory: MemoryCoordination, server: Server, table: Table
+    memory: MemoryCoordination, server: Server, table: CatalogTable
 ) -> None:
     server.lead(table, 0)
-    key = LeadKey(table.table_id, BucketKey(0, 0))
+    key = LeadKey(table.table_id, BucketId(0, 0))
     for number in range(4):
         server.put(table, 0)
-        server.maintenance.answer(request(table, (0, 0)))
+        server.maintenance.take(request(table, (0, 0)))
         if number == 0:
-            server.coordinator.leases.acquire(table.table_id, "a", {key.key: 1}, SHORTEST_LEASE_MS)
+            server.coordinator.leases.acquire(
+                table.table_id, "a", {key.bucket: 1}, SHORTEST_LEASE_MS
+            )
     server.look(1)
     assert [one.snapshot_id for one in server.coordinator.snapshots.read(key).kept] == [1, 3, 4]
     memory.advance(SHORTEST_LEASE_MS)
@@ -323,58 +329,60 @@ def test_what_a_lease_held_is_freed_at_the_next_look(
 # What was dropped
 
 
-def test_the_files_of_a_dropped_table_wait_for_its_leaders(server: Server, table: Table) -> None:
+def test_the_files_of_a_dropped_table_wait_for_its_leaders(
+    server: Server, table: CatalogTable
+) -> None:
     server.lead(table, 0, 1)
     keys = list(server.hosting.led())
-    server.maintenance.answer(request(table, (0, 0)))
+    server.maintenance.take(request(table, (0, 0)))
     server.coordinator.drop_table(table)
     server.janitor.look()
     assert server.logs.objects.now
     server.let_go(keys[0])
     server.janitor.look()
-    path = ClusterTable(table).path(keys[0].key)
+    path = ClusterTable(table).path(keys[0].bucket)
     assert not any(name.startswith(f"{path}/") for name in server.logs.objects.now)
     assert server.logs.objects.now
-    assert server.coordinator.dropped_tables()
+    assert server.coordinator.dropped.all()
     server.let_go(keys[1])
     server.janitor.look()
     assert not server.logs.objects.now
-    assert not server.coordinator.dropped_tables()
+    assert not server.coordinator.dropped.all()
 
 
 def test_they_wait_for_its_leases_and_keep_nothing_else(
-    memory: MemoryCoordination, server: Server, table: Table
+    memory: MemoryCoordination, server: Server, table: CatalogTable
 ) -> None:
     server.lead(table, 0, 1)
     keys = list(server.hosting.led())
     for number in range(2):
         for bucket in range(2):
             server.put(table, bucket)
-        server.maintenance.answer(request(table, (0, 0), (0, 1)))
+        server.maintenance.take(request(table, (0, 0), (0, 1)))
         if number == 0:
             server.coordinator.leases.acquire(
-                table.table_id, "a", {keys[0].key: 1}, SHORTEST_LEASE_MS
+                table.table_id, "a", {keys[0].bucket: 1}, SHORTEST_LEASE_MS
             )
     (first, _) = server.coordinator.snapshots.read(keys[0]).kept
     server.coordinator.drop_table(table)
     server.let_go(*keys)
     server.janitor.look()
-    logs = server.logs.child(ClusterTable(table).path(keys[0].key))
+    logs = server.logs.child(ClusterTable(table).path(keys[0].bucket))
     storage = SnapshotStorage(logs.child("snapshots"))
     manifest = storage.manifest(first.snapshot_id, first.term)
     needed = {file.object_name for file in manifest.files} | {manifest.object_name}
     assert set(logs.child("snapshots").names()) == needed
     assert logs.names(), "the log goes with the snapshot"
-    other = server.logs.child(ClusterTable(table).path(keys[1].key))
+    other = server.logs.child(ClusterTable(table).path(keys[1].bucket))
     assert not other.names()
     assert not other.child("snapshots").names()
     memory.advance(SHORTEST_LEASE_MS)
     server.janitor.look()
     assert not server.logs.objects.now
-    assert not server.coordinator.dropped_tables()
+    assert not server.coordinator.dropped.all()
 
 
-def test_a_crash_before_it_is_forgotten_is_made_up_for(server: Server, table: Table) -> None:
+def test_a_crash_before_it_is_forgotten_is_made_up_for(server: Server, table: CatalogTable) -> None:
     server.lead(table, 0)
     server.put(table, 0)
     server.coordinator.drop_table(table)
@@ -385,16 +393,16 @@ def test_a_crash_before_it_is_forgotten_is_made_up_for(server: Server, table: Ta
 
     with pytest.raises(Crash), arm("dropped.deleted", crash):
         server.janitor.look()
-    assert server.coordinator.dropped_tables()
+    assert server.coordinator.dropped.all()
     server.janitor.look()
-    assert not server.coordinator.dropped_tables()
+    assert not server.coordinator.dropped.all()
     assert not server.logs.objects.now
 
 
 def test_what_cannot_be_deleted_now_keeps_nothing_else(
-    server: Server, table: Table, monkeypatch: pytest.MonkeyPatch
+    server: Server, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = server.coordinator.create_table(
+    other = server.coordinator.tables.create(
         "other", define(SUMS, 1, column_locks=False, options={})
     )
     for one in (table, other):
@@ -402,7 +410,7 @@ def test_what_cannot_be_deleted_now_keeps_nothing_else(
         server.put(one, 0)
         server.coordinator.drop_table(one)
     server.let_go(*server.hosting.led())
-    bad = ClusterTable(table).path(BucketKey(0, 0))
+    bad = ClusterTable(table).path(BucketId(0, 0))
     real = MemoryStorage.delete
 
     def delete(storage: MemoryStorage, names: list[str]) -> None:
@@ -413,13 +421,13 @@ def test_what_cannot_be_deleted_now_keeps_nothing_else(
     with monkeypatch.context() as patched:
         patched.setattr(MemoryStorage, "delete", delete)
         server.janitor.look()
-    assert [one.table.name for one in server.coordinator.dropped_tables()] == ["sums"]
+    assert [one.table.name for one in server.coordinator.dropped.all()] == ["sums"]
     server.janitor.look()
     assert not server.logs.objects.now
 
 
 def test_only_the_first_of_the_servers_deletes(
-    memory: MemoryCoordination, server: Server, table: Table, tmp_path: Path
+    memory: MemoryCoordination, server: Server, table: CatalogTable, tmp_path: Path
 ) -> None:
     second = Server(memory, server.logs, tmp_path / "views-2")
     server.lead(table, 0)
@@ -442,21 +450,21 @@ def test_a_dropped_partition_goes_and_the_others_stay(server: Server) -> None:
         .partitioned_by("day")
         .build()
     )
-    table = server.coordinator.create_table(
+    table = server.coordinator.tables.create(
         "days", define(schema, 1, column_locks=False, options={})
     )
-    ids = [server.coordinator.create_partition(table, key) for key in (b"1", b"2")]
+    ids = [server.coordinator.partitions.create(table, key) for key in (b"1", b"2")]
     for partition in ids:
         server.lead(table, 0, partition=partition)
-        server.maintenance.answer(request(table, (partition, 0)))
+        server.maintenance.take(request(table, (partition, 0)))
     keys = sorted(server.hosting.led())
-    server.coordinator.drop_partition(table, b"1")
+    server.coordinator.partitions.drop(table, b"1")
     server.let_go(keys[0])
     server.janitor.look()
-    paths = [ClusterTable(table).path(key.key) for key in keys]
+    paths = [ClusterTable(table).path(key.bucket) for key in keys]
     assert not any(name.startswith(f"{paths[0]}/") for name in server.logs.objects.now)
     assert any(name.startswith(f"{paths[1]}/snapshots/") for name in server.logs.objects.now)
-    assert server.coordinator.dropped_partitions(table) == []
+    assert server.coordinator.partitions.dropped(table) == []
     assert server.coordinator.snapshots.read(keys[0]).version is None
     server.look()
 
@@ -465,19 +473,19 @@ def test_a_dropped_partition_goes_and_the_others_stay(server: Server) -> None:
 
 
 def test_a_lease_that_expires_while_others_are_taken_is_asked_for_again(
-    memory: MemoryCoordination, server: Server, table: Table
+    memory: MemoryCoordination, server: Server, table: CatalogTable
 ) -> None:
     """The last bucket has no snapshot, and taking one lasts longer than the lease."""
     server.lead(table, 0, 1, 2)
-    server.maintenance.answer(request(table, (0, 0), (0, 1)))
-    keys = [key.key for key in sorted(server.hosting.led())]
-    asked: list[list[BucketKey]] = []
+    server.maintenance.take(request(table, (0, 0), (0, 1)))
+    keys = [key.bucket for key in sorted(server.hosting.led())]
+    asked: list[list[BucketId]] = []
 
-    def take(buckets: Sequence[BucketKey]) -> None:
+    def take(buckets: Sequence[BucketId]) -> None:
         asked.append(list(buckets))
         if len(asked) > 1:  # At first there is none after all, and the others are held by then.
             memory.advance(2 * SHORTEST_LEASE_MS)
-            server.maintenance.answer(request(table, (0, 2)))
+            server.maintenance.take(request(table, (0, 2)))
 
     held = hold_latest(
         lambda: server.coordinator,
@@ -496,7 +504,7 @@ def test_a_lease_that_expires_while_others_are_taken_is_asked_for_again(
 
 
 def test_where_no_snapshot_can_be_had_it_says_so_and_how_long_it_tried(
-    server: Server, table: Table
+    server: Server, table: CatalogTable
 ) -> None:
     server.lead(table, 0)
     with pytest.raises(ServerUnavailable, match="1 buckets have no snapshot that could be held"):
@@ -504,7 +512,7 @@ def test_where_no_snapshot_can_be_had_it_says_so_and_how_long_it_tried(
             lambda: server.coordinator,
             table.table_id,
             "a",
-            [BucketKey(0, 0)],
+            [BucketId(0, 0)],
             SHORTEST_LEASE_MS,
             take=lambda _: None,
             deadline_s=0.05,

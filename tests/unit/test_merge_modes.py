@@ -6,15 +6,15 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from merge_engine.batch import read_batch
-from merge_engine.bucket import Bucket
-from merge_engine.fold import fold
-from merge_engine.options import BucketOptions
-from merge_engine.schema import Schema
-from merge_engine.segment import AggMode
-from merge_engine.stored import SchemaHistory
-from tests.buckets import put
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import AggMode
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.merging.batch import read_batch
+from merge_engine.merging.fold import fold
+from merge_engine.schema.schema import Schema
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
+from tests.support.buckets import put
 
 
 def test_replace_bypasses_merging(bucket: Bucket) -> None:

@@ -4,10 +4,10 @@ import math
 
 import pyarrow as pa
 
-from merge_engine.bucket import Bucket
-from merge_engine.segment import AggMode
-from tests.buckets import delete, put
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.segment import AggMode
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
+from tests.support.buckets import delete, put
 
 
 def test_a_partial_write_leaves_the_other_columns_alone(bucket: Bucket) -> None:

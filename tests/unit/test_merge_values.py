@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine.bucket import Bucket
-from merge_engine.errors import InvalidValue, Overflow
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.segment import AggMode
-from tests.buckets import put
+from foundation.errors import InvalidValue, Overflow
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.segment import AggMode
+from merge_engine.schema.builder import SchemaBuilder
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
+from tests.support.buckets import put
 
 INT64_MAX = 2**63 - 1
 

@@ -4,10 +4,9 @@ import threading
 
 import pytest
 
-from merge_engine import Closed
-from server.errors import Overloaded
-from server.limits import Admission, Limits
-from server.metrics import Labels, Metrics
+from foundation.errors import Closed, Overloaded
+from server.tablet.limits import Admission, Limits
+from server.tablet.metrics import Labels, Metrics
 
 
 def test_without_anything_there_is_nothing() -> None:
@@ -131,12 +130,12 @@ def test_announced_bytes_are_not_counted_twice() -> None:
 def test_beyond_a_limit_is_refused_and_nothing_stays_counted() -> None:
     admission = Admission(Limits(max_puts=2, max_bytes_in_flight=100))
     with admission.put(90):
-        with pytest.raises(Overloaded, match="max_bytes_in_flight"), admission.put(20):
+        with pytest.raises(Overloaded, match="--max-bytes-in-flight"), admission.put(20):
             pass
         with admission.put(10):
-            with pytest.raises(Overloaded, match="max_puts"), admission.put():
+            with pytest.raises(Overloaded, match="--max-puts"), admission.put():
                 pass
-            with pytest.raises(Overloaded, match="max_bytes_in_flight"), admission.holding(1):
+            with pytest.raises(Overloaded, match="--max-bytes-in-flight"), admission.holding(1):
                 pass
     assert (admission.puts, admission.bytes, admission.refused) == (0, 0, 3)
 

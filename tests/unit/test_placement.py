@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from locks import place
+from locks.cluster.placement import place
 
 SERVERS = [f"10.0.0.{number}:7070" for number in range(1, 5)]
 

@@ -7,24 +7,27 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, LockRecord
-from merge_engine import Overflow, PutResult, SchemaHistory, Token, UndoRange
-from merge_engine.batch import read_batch
-from merge_engine.failpoints import arm
-from merge_engine.fold import Update, fold
-from merge_engine.options import BucketOptions
-from merge_engine.overlay import Overlay
-from merge_engine.segment import SegmentKind
-from merge_engine.view import AppliedParts
-from recovery.errors import NotFenced, OldEpoch, SealedBatch, TornPut
-from recovery.guard import Writer
-from recovery.led_bucket import LedBucket, Overtaken, Put
-from recovery.parts import Part, PartCutter, PartSizes
+from foundation.errors import NotFenced, OldEpoch, Overflow, SealedBatch, TornPut
+from foundation.failpoints import arm
+from foundation.ids import BucketId, Token
+from locks.column_locks.records import LockRecord
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.overlay import Overlay
+from merge_engine.bucket.results import BucketResult
+from merge_engine.bucket.segment import SegmentKind
+from merge_engine.bucket.undo import UndoRange
+from merge_engine.bucket.view_meta import AppliedParts
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.merging.batch import read_batch
+from merge_engine.merging.fold import Update, fold
+from recovery.leader.fenced_writers import Writer
+from recovery.leader.led_bucket import LedBucket, Overtaken, Put
+from recovery.writer.parts import Part, PartCutter, PartSizes
 from tests.conftest import SUMS, BucketFactory, batch, rows_of
-from tests.writer_world import BETWEEN_PARTS, Crash, World
+from tests.support.writer_world import BETWEEN_PARTS, Crash, World
 
 A, B = (SUMS.column(name).id for name in "ab")
-KEY = BucketKey(0, 0)
+KEY = BucketId(0, 0)
 ME, HER = Writer("me", 1), Writer("her", 2)
 TOKEN = Token(1, 0)
 SUMS_CODEC = SchemaHistory([SUMS]).key_codec
@@ -59,7 +62,7 @@ def test_the_token_is_applied_with_the_last_part(led: LedBucket) -> None:
     assert led.bucket.parts_applied("me") == AppliedParts(TOKEN, base, 1)
     led.put_part(attempt(), term, add(1, 2, 3), part=1, more=True)
     done = led.put_part(attempt(), term, add(1, 4), part=2, more=False)
-    assert done == PutResult(base_offset=base, end_offset=base + 5, rows=5)
+    assert done == BucketResult(base_offset=base, end_offset=base + 5, rows=5)
     assert rows_of(led.bucket) == {1: (1, None), 2: (2, None), 3: (1, None), 4: (1, None)}
     assert led.seal(ME, term, 0) == base + 5
     headers = [h for h in led.bucket.headers(base) if h.kind is SegmentKind.WRITE]
@@ -239,7 +242,7 @@ def test_a_writer_that_dies_between_two_parts_counts_its_batch_once(
 
 
 def cut(tables: list[pa.Table], sizes: PartSizes, buckets: int = 4) -> list[Part]:
-    cutter = PartCutter(SUMS, buckets, lambda to: BucketKey(0, to.bucket), sizes)
+    cutter = PartCutter(SUMS, buckets, lambda to: BucketId(0, to.bucket), sizes)
     parts = [part for table in tables for part in cutter.add(table)]
     parts += cutter.rest()
     counted = {key: sum(part.key == key for part in parts) for key in cutter.counts()}
@@ -269,7 +272,7 @@ def test_parts_have_all_rows_of_their_buckets_in_order_and_none_is_too_large(
 
 def test_rows_of_very_many_buckets_do_not_wait_for_ever() -> None:
     sizes = PartSizes(rows=1_000, waiting_bytes=2_000)
-    cutter = PartCutter(SUMS, 500, lambda to: BucketKey(0, to.bucket), sizes)
+    cutter = PartCutter(SUMS, 500, lambda to: BucketId(0, to.bucket), sizes)
     for first in range(0, 5_000, 100):
         list(cutter.add(pa.table({"k": range(first, first + 100), "a": [1] * 100})))
         assert sum(one.bytes for one in cutter._waiting.values()) <= 2_000
@@ -277,7 +280,7 @@ def test_rows_of_very_many_buckets_do_not_wait_for_ever() -> None:
 
 def test_rows_that_are_large_are_cut_as_soon_as_they_are_enough() -> None:
     sizes = PartSizes(rows=1_000, bytes=100)
-    cutter = PartCutter(SUMS, 1, lambda target: BucketKey(0, target.bucket), sizes)
+    cutter = PartCutter(SUMS, 1, lambda target: BucketId(0, target.bucket), sizes)
     rows = pa.table({"k": [1, 2, 3, 4, 5, 6], "a": [1] * 6, "b": ["x" * 40] * 6})
     parts = list(cutter.add(rows))
     assert [part.number for part in parts] == list(range(len(parts)))

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from merge_engine import ragged
-from merge_engine.errors import BatchTooLarge
+from foundation.errors import BatchTooLarge
+from merge_engine.encoding import ragged
 
 
 def binary(*values: bytes | None) -> pa.BinaryArray:

@@ -10,24 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey
-from merge_engine import (
-    AggMode,
-    CorruptSegment,
-    InvalidInput,
-    LocalStorage,
-    Schema,
-    SchemaBuilder,
-    Token,
-    UnknownSchema,
-)
-from merge_engine.local import OPERATION
-from merge_engine.routing import partition_key
-from merge_engine.segment import Operation
-from recovery.parts import Part, PartCutter, PartSizes
-from recovery.redo import Contents, Promise, RedoLog, folded_rows
-from recovery.rows import Rows
-from tests.memory_log import MemoryLog
+from foundation.errors import CorruptSegment, InvalidInput, UnknownSchema
+from foundation.ids import BucketId, Token
+from merge_engine.bucket.segment import AggMode, Operation
+from merge_engine.merging.local_aggregation import OPERATION
+from merge_engine.merging.routing import partition_key
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from merge_engine.storage.objects import LocalStorage
+from recovery.writer.parts import Part, PartCutter, PartSizes
+from recovery.writer.promise_objects import Contents
+from recovery.writer.redo import Promise, RedoLog, folded_rows
+from recovery.writer.rows import Rows
+from tests.support.memory_log import MemoryLog
 
 SCHEMA = (
     SchemaBuilder()
@@ -85,7 +80,7 @@ def write(
         cutter = PartCutter(
             schema,
             2,
-            lambda target: BucketKey(partitions[target.partition_key], target.bucket),
+            lambda target: BucketId(partitions[target.partition_key], target.bucket),
             PartSizes(rows=part_rows),
         )
         for piece in folded.pieces(schema):
@@ -192,9 +187,9 @@ def test_a_large_promise_is_in_several_objects(storage: MemoryLog) -> None:
     parts = list(promise.parts(SCHEMA, frozenset({0})))
     assert sorted(row["k"] for part in parts for row in part.rows.to_pylist()) == list(range(100))
     for number in (0, 1):
-        numbers = [part.number for part in parts if part.key == BucketKey(0, number)]
+        numbers = [part.number for part in parts if part.key == BucketId(0, number)]
         assert numbers == list(range(len(numbers)))
-        assert promise.contents.parts[BucketKey(0, number)] == len(numbers) > 2
+        assert promise.contents.parts[BucketId(0, number)] == len(numbers) > 2
     redo.delete(location, promise.contents.objects)
     assert storage.names() == []
 
@@ -208,7 +203,7 @@ def test_parts_of_several_writers_are_one_promise(redo: RedoLog) -> None:
         task = redo.begin("t1", "me", Token(3, 7))
         task.begin(rows)
         [batch] = data.slice(number, 1).to_batches()
-        task.add(Part(BucketKey(0, number), 0, batch))
+        task.add(Part(BucketId(0, number), 0, batch))
         written.append(json.loads(json.dumps(task.spill().to_json())))
     driver = redo.begin("t1", "me", Token(3, 7))
     driver.take(Contents.from_json(written[0]) + Contents.from_json(written[1]))
@@ -223,7 +218,7 @@ def test_a_log_that_the_driver_does_not_share_with_its_tasks_is_told(tmp_path: P
     token = Token(3, 7)
     task = RedoLog.open(str(tmp_path / "there")).begin("t1", "me", token)
     task.begin(Rows(data=(), columns=["total"], schema=SCHEMA))
-    task.add(Part(BucketKey(0, 0), 0, pa.record_batch({"k": [1], "total": [1]})))
+    task.add(Part(BucketId(0, 0), 0, pa.record_batch({"k": [1], "total": [1]})))
     driver = RedoLog.open(str(tmp_path / "here")).begin("t1", "me", token)
     driver.take(task.spill())
     with pytest.raises(InvalidInput, match="a place that the driver and all executors share"):
@@ -304,7 +299,7 @@ def test_a_log_elsewhere_is_opened_with_the_settings_of_one_s_own(
         opened.append((location, settings))
         return MemoryLog()
 
-    monkeypatch.setattr("recovery.redo.open_storage", open_storage)
+    monkeypatch.setattr("recovery.writer.redo.open_storage", open_storage)
     own = RedoLog.open("s3://mine/redo", region="eu")
     assert RedoLog.holding("s3://mine/redo/t1/x.redo", own) is own
     RedoLog.holding("s3://other/redo/t1/x.redo", own)

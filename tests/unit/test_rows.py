@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from merge_engine import codec
-from merge_engine.errors import SchemaError
-from merge_engine.rows import RowCodec, versions
+from foundation.errors import SchemaError
+from merge_engine.encoding import codec
+from merge_engine.encoding.row_codec import RowCodec, versions
 
 
 @pytest.fixture(scope="module", autouse=True, params=[16, -1], ids=["few", "many"])

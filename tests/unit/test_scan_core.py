@@ -10,13 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks.acquisition import plan_acquisition
-from locks.offsets import BucketKey, Offsets
-from locks.records import LockRecord
-from merge_engine.bucket import Bucket
-from merge_engine.errors import (
+from foundation.errors import (
     Closed,
     CorruptView,
+    CutTooOld,
+    Deposed,
     InvalidInput,
     LogGap,
     OffsetOutOfRange,
@@ -24,20 +22,26 @@ from merge_engine.errors import (
     StorageFull,
     UnknownColumn,
 )
-from merge_engine.log import Log
-from merge_engine.masks import load_mask
-from merge_engine.options import BucketOptions
-from merge_engine.pinned import PinnedRows
-from merge_engine.rows_at import cut_segments, finished_rows
-from merge_engine.schema_builder import SchemaBuilder
-from merge_engine.scratch import Scratch
-from merge_engine.stored import SchemaHistory
-from recovery.isolation import committed_changes, last_stable_offset
-from recovery.scan import BucketScan, open_scan, open_snapshot_scan
-from tests.buckets import ADDED, DROPPED, EAGER, RENAMED, delete, put
-from tests.conftest import SUMS, BucketFactory, batch, rows_of, schema_of
+from foundation.ids import BucketId, Token
+from locks.column_locks.acquisition import plan_acquisition
+from locks.column_locks.records import LockRecord
+from locks.encoding.offsets import Offsets
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.masked_rows import cut_segments, finished_rows
+from merge_engine.bucket.masks import load_mask
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.pinned_rows import PinnedRows
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.storage.scratch import Scratch
+from recovery.reader.bucket_scan import BucketScan, open_scan, open_snapshot_scan
+from recovery.reader.cut import BucketCut
+from tests.conftest import SUMS, BucketFactory, batch, rows_of, schema_of, undo
+from tests.support.buckets import ADDED, DROPPED, EAGER, RENAMED, delete, put
+from tests.support.cuts import cut_at
 
-HERE = BucketKey(0, 3)
+HERE = BucketId(0, 3)
 A, B = (SUMS.column(name).id for name in "ab")
 Records = dict[str, LockRecord]
 Row = tuple[Any, ...]
@@ -45,15 +49,16 @@ Row = tuple[Any, ...]
 
 def ready(offset: int, *columns: int) -> LockRecord:
     """Return the record of a live lock that committed at this offset."""
-    return LockRecord(held=True, ready=True, columns=columns, offsets=Offsets({HERE: offset}))
+    offsets = Offsets({HERE: offset})
+    return LockRecord(held=True, ready=True, epoch=1, columns=columns, offsets=offsets)
 
 
 def latest(bucket: Bucket) -> BucketScan:
-    return open_scan(bucket, HERE, dict, committed=False)
+    return open_scan(bucket, None)
 
 
 def committed(bucket: Bucket, records: Records | None = None, **options: Any) -> BucketScan:
-    return open_scan(bucket, HERE, lambda: records or {}, committed=True, **options)
+    return open_scan(bucket, cut_at(HERE, records or {}), **options)
 
 
 def rows(scan: BucketScan, **options: Any) -> list[Row]:
@@ -103,8 +108,8 @@ def test_rows_that_are_large_come_in_smaller_batches(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(bucket, 100)
-    monkeypatch.setattr("merge_engine.pinned._CHUNK_ROWS", 4)
-    monkeypatch.setattr("merge_engine.pinned._ENOUGH_BYTES", 200)
+    monkeypatch.setattr("merge_engine.bucket.pinned_rows._CHUNK_ROWS", 4)
+    monkeypatch.setattr("merge_engine.bucket.pinned_rows._ENOUGH_BYTES", 200)
     scan = latest(bucket)
     for _ in range(2):
         parts = list(scan.batches(SUMS.value_columns))
@@ -155,13 +160,13 @@ def test_who_goes_on_behind_an_earlier_key_soon_has_the_fast_iterator_again(
     for _ in range(4):
         next(broken_off)
     seeks: list[bytes | None] = []
-    read_behind = PinnedRows._read_behind
+    read_behind = PinnedRows._read_after
 
     def counted(pinned: PinnedRows, after: bytes | None, count: int) -> Any:
         seeks.append(after)
         return read_behind(pinned, after, count)
 
-    monkeypatch.setattr(PinnedRows, "_read_behind", counted)
+    monkeypatch.setattr(PinnedRows, "_read_after", counted)
     found = rows(scan, after=encoded(bucket, 9), batch_rows=5)
     assert [row[0] for row in found] == list(range(10, 40))
     assert seeks[:-1] == [encoded(bucket, 9), encoded(bucket, 14)], "and one at the end"
@@ -204,13 +209,12 @@ def test_a_limit_is_kept_and_the_rest_follows_behind_the_last_key(bucket: Bucket
 def test_only_the_columns_asked_for_come_in_the_order_asked(bucket: Bucket) -> None:
     put(bucket, k=[1, 2], a=[1, 2], b=[3, 4])
     put(bucket, k=[3], a=[5])
-    for scan in (latest(bucket), committed(bucket, {"": ready(3, A)})):
-        assert scan.offset in (3, 4)
+    for scan, count in ((latest(bucket), 3), (committed(bucket, {"": ready(3, A)}), 2)):
         for names in (["b", "a"], ["a"], ["b"], []):
             [part] = scan.batches([SUMS.column(name) for name in names])
             assert part.data.schema.names == ["k", *names]
             assert part.data.to_pylist()[0] == {"k": 1} | {n: {"a": 1, "b": 3}[n] for n in names}
-            assert part.data.num_rows == scan.offset - 1
+            assert part.data.num_rows == count
 
 
 # Closing
@@ -287,16 +291,19 @@ def test_close_waits_for_the_batch_that_is_being_read(
         next(batches)
 
 
-def test_a_scan_that_cannot_be_opened_holds_nothing(bucket_factory: BucketFactory) -> None:
+def test_a_scan_that_cannot_be_opened_holds_nothing(
+    bucket_factory: BucketFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket = bucket_factory()
     held: list[PinnedRows] = []
 
-    def failing() -> Records:
+    def failing(_: Bucket) -> int:
         held.extend(bucket._view._pinned)
-        raise Retryable("no ZooKeeper")
+        raise Retryable("no object store")
 
-    with pytest.raises(Retryable, match="no ZooKeeper"):
-        open_scan(bucket, HERE, failing, committed=True)
+    monkeypatch.setattr(Bucket, "confirm", failing)
+    with pytest.raises(Retryable, match="no object store"):
+        committed(bucket)
     with pytest.raises(Closed):
         held[0].read(None, 1)
 
@@ -347,7 +354,7 @@ def test_a_row_that_is_none_is_noticed(bucket: Bucket) -> None:
         rows(latest(bucket))
 
 
-# The table at an earlier offset
+# The table at a cut
 
 
 def test_changed_rows_have_their_old_states_deleted_ones_are_back_and_new_ones_are_not_there(
@@ -365,8 +372,7 @@ def test_changed_rows_have_their_old_states_deleted_ones_are_back_and_new_ones_a
     put(bucket, owner="me", k=[1, 2], a=[100, 7])
     delete(bucket, 4, columns=["a"], owner="me")
     put(bucket, owner="her", k=[8], b=[1])
-    scan = committed(bucket, {"me": ready(offset, A), "her": ready(bucket.end_offset, B)})
-    assert scan.offset == offset
+    scan = committed(bucket, {"me": ready(offset, A), "her": ready(offset, B)})
     for size in (1, 2, 3, 50):
         assert rows(scan, batch_rows=size) == before
     assert rows(latest(bucket)) != before
@@ -389,52 +395,31 @@ def test_a_scan_in_the_middle_of_a_batch_that_is_undone_later(bucket: Bucket) ->
     put(bucket, owner="her", k=[1, 7], b=[1, 1])
     records = {"me": ready(offset, A), "her": ready(bucket.end_offset, B)}
     scan = committed(bucket, records)
-    bucket.undo("me", ["a"], offset)
-    records["me"] = ready(bucket.end_offset, A)
+    undo(bucket, "me", ["a"], offset)
     put(bucket, owner="me", k=[2], a=[40])
-    expected = [(key, key, None) for key in range(3)]
-    assert (rows(scan), scan.offset) == (expected, offset)
-    changes = committed_changes(bucket, HERE, lambda: records, scan.offset)
-    assert [s.header.owner for s in changes] == ["her"]
-    after = committed(bucket, records)
-    assert rows(after) == [(0, 0, None), (1, 1, 1), (2, 2, None), (7, None, 1)]
+    expected = [(0, 0, None), (1, 1, 1), (2, 2, None), (7, None, 1)]
+    # Whatever others have done since: her work is in the cut, and his is not.
+    assert rows(scan) == rows(committed(bucket, records)) == expected
 
 
-def test_undos_in_the_masked_range_are_masked_too(bucket: Bucket) -> None:
+def test_undos_after_the_cut_are_masked_too(bucket: Bucket) -> None:
     fill(bucket, 3)
     offset = bucket.end_offset
     put(bucket, owner="her", k=[0, 5], b=[1, 1])
     put(bucket, owner="me", k=[1, 5], a=[100, 100])
-    bucket.undo("me", ["a"], offset)
+    undo(bucket, "me", ["a"], offset)
     put(bucket, owner="me", k=[1], a=[5])
-    scan = committed(bucket, {"her": ready(offset, B)})
-    assert (scan.offset, rows(scan)) == (offset, [(key, key, None) for key in range(3)])
+    scan = committed(bucket, {"her": ready(offset, B), "me": ready(offset, A)})
+    assert rows(scan) == [(key, key, None) for key in range(3)]
 
 
-def test_the_records_are_read_behind_the_pin(bucket: Bucket) -> None:
-    """Else what is written and committed in between would be shown, and be in the changelog."""
-    fill(bucket, 2)
-    pinned = bucket.end_offset
-
-    def read() -> Records:
-        put(bucket, owner="me", k=[0, 9], a=[1, 1])
-        return {"me": ready(bucket.end_offset, A)}
-
-    scan = open_scan(bucket, HERE, read, committed=True)
-    assert (scan.offset, rows(scan)) == (pinned, [(0, 0, None), (1, 1, None)])
-
-
-def test_what_is_undone_while_the_records_are_read_is_masked(bucket: Bucket) -> None:
-    fill(bucket, 2)
-    offset = bucket.end_offset
-    put(bucket, owner="me", k=[0, 9], a=[1, 1])
-
-    def read() -> Records:
-        bucket.undo("me", ["a"], offset)
-        return {"me": ready(bucket.end_offset, A)}
-
-    scan = open_scan(bucket, HERE, read, committed=True)
-    assert (scan.offset, rows(scan)) == (offset, [(0, 0, None), (1, 1, None)])
+def test_a_leader_that_was_deposed_before_the_cut_was_taken_does_not_answer(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory()
+    put(bucket_factory(view="other view"), owner="me", k=[1], a=[1])
+    with pytest.raises(Deposed):
+        committed(bucket, {"me": ready(3, A)})
 
 
 def test_segments_without_changes_mask_nothing(bucket_factory: BucketFactory) -> None:
@@ -446,7 +431,7 @@ def test_segments_without_changes_mask_nothing(bucket_factory: BucketFactory) ->
     bucket.close()
     bucket = bucket_factory()
     scan = committed(bucket, {"her": ready(0, B)})
-    assert (scan.offset, rows(scan)) == (5, [(key, key, None) for key in range(3)])
+    assert rows(scan) == [(key, key, None) for key in range(3)]
 
 
 def test_the_log_may_be_cleaned_once_the_scan_is_open(bucket: Bucket) -> None:
@@ -454,8 +439,9 @@ def test_the_log_may_be_cleaned_once_the_scan_is_open(bucket: Bucket) -> None:
     put(bucket, owner="her", k=[1], b=[1])
     scan = committed(bucket, {"her": ready(0, B)})
     bucket.clean(bucket.end_offset)
-    assert bucket.start_offset == bucket.end_offset > scan.offset
     assert rows(scan) == [(key, key, None) for key in range(3)]
+    with pytest.raises(CutTooOld):
+        committed(bucket, {"her": ready(0, B)})
 
 
 def test_columns_that_were_added_dropped_or_renamed_since(bucket_factory: BucketFactory) -> None:
@@ -583,7 +569,7 @@ def test_a_mask_that_finds_no_room_says_so_and_frees_what_it_took(
 def test_images_of_very_many_segments_are_put_together(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("merge_engine.masks._MOST_PARTS", 3)
+    monkeypatch.setattr("merge_engine.bucket.masks._MOST_PARTS", 3)
     fill(bucket, 2)
     offset = bucket.end_offset
     for key in range(20):
@@ -606,32 +592,26 @@ def test_the_owner_of_a_debt_is_masked_until_it_is_paid(bucket: Bucket) -> None:
 # Snapshots
 
 
-def snapshot(bucket: Bucket, directory: Path, records: Records) -> int:
-    """Make a checkpoint; return the last stable offset that is found for it."""
-    bucket.checkpoint(directory)
-    return last_stable_offset(bucket, HERE, lambda: records, bucket.end_offset)
-
-
 def test_a_checkpoint_is_scanned_by_anybody_while_its_bucket_goes_on(
     bucket_factory: BucketFactory, tmp_path: Path
 ) -> None:
     bucket = bucket_factory()
     fill(bucket, 3)
     offset = bucket.end_offset
-    log = Log(bucket_factory.storage())  # Before the rest was written.
     put(bucket, owner="me", k=[1, 9], a=[100, 100])
     delete(bucket, 2, columns=["a"], owner="me")
     directory = tmp_path / "copies" / "checkpoint"
-    stable = snapshot(bucket, directory, {"me": ready(offset, A)})
+    bucket.checkpoint(directory)
     end = bucket.end_offset
     fill(bucket, 30)
     files = {path: path.stat().st_size for path in directory.glob("*.sst")}
-    settings: dict[str, Any] = {"log": log, "stable": stable, "history": bucket.history}
-    scans = [open_snapshot_scan(directory, **settings, committed=True) for _ in range(2)]
+    place: dict[str, Any] = {"storage": bucket_factory.storage(), "history": bucket.history}
+    cut = cut_at(HERE, {"me": ready(offset, A)})
+    scans = [open_snapshot_scan(directory, cut, **place) for _ in range(2)]
     for scan in scans:
-        assert (scan.offset, rows(scan)) == (offset, [(key, key, None) for key in range(3)])
+        assert rows(scan) == [(key, key, None) for key in range(3)]
         assert rows(scan, after=encoded(bucket, 1)) == [(2, 2, None)]
-    as_it_was = open_snapshot_scan(directory, **settings, committed=False)
+    as_it_was = open_snapshot_scan(directory, None, **place)
     expected = [(0, 0, None), (1, 101, None), (9, 100, None)]
     assert (as_it_was.offset, rows(as_it_was)) == (end, expected)
     for scan in (*scans, as_it_was):
@@ -644,7 +624,47 @@ def test_a_checkpoint_is_scanned_by_anybody_while_its_bucket_goes_on(
     assert rows_of(bucket_factory(view="restored"))[29] == (29, None)
 
 
-def test_a_checkpoint_needs_the_log_from_its_stable_offset_on(
+def test_a_checkpoint_serves_any_cut_that_the_log_is_there_for(
+    bucket_factory: BucketFactory, tmp_path: Path
+) -> None:
+    """Of before it was made, of then, and of later, whoever goes on meanwhile."""
+    bucket = bucket_factory()
+    directory = tmp_path / "checkpoint"
+    seen: list[tuple[BucketCut, list[Row]]] = []
+
+    def note() -> None:
+        cut = cut_at(HERE, {name: ready(bucket.end_offset, at) for name, at in owners.items()})
+        seen.append((cut, rows(latest(bucket))))
+
+    owners = {"me": A, "her": B}
+    for number in range(6):
+        note()
+        put(bucket, owner="me", token=Token(1, number), k=[number, 1], a=[1, 10])
+        delete(bucket, number - 1, columns=["a"], owner="me")
+        if number == 3:
+            bucket.checkpoint(directory)
+        put(bucket, owner="her", token=Token(1, number), k=[number, 7], b=[1, 10])
+        if number == 4:  # What is undone, and its undo, are both after the checkpoint.
+            offset = bucket.end_offset
+            put(bucket, owner="me", token=Token(1, 99), k=[1, 2, 3], a=[1, 1, 1])
+            undo(bucket, "me", ["a"], offset)
+    note()
+    # By a lock that no cut knows.
+    put(bucket, owner="new", token=Token(2, 0), k=[1, 9], a=[500, 500])
+    for cut, expected in seen:
+        assert rows(open_scan(bucket, cut)) == expected
+        scan = open_snapshot_scan(
+            directory,
+            cut,
+            storage=bucket_factory.storage(),
+            history=bucket.history,
+            mask_run_bytes=1,
+        )
+        assert rows(scan) == expected
+        scan.close()
+
+
+def test_a_checkpoint_needs_the_log_that_the_cut_needs(
     bucket_factory: BucketFactory, tmp_path: Path
 ) -> None:
     bucket = bucket_factory(options=BucketOptions(behind_max_offsets=1))
@@ -652,19 +672,23 @@ def test_a_checkpoint_needs_the_log_from_its_stable_offset_on(
     offset = bucket.end_offset
     fill(bucket, 3)
     directory = tmp_path / "checkpoint"
-    stable = snapshot(bucket, directory, {"me": ready(offset, A)})
-    assert stable == offset
+    bucket.checkpoint(directory)
+    fill(bucket, 3)
     history = bucket.history
 
-    def scan(log: Log, stable: int) -> BucketScan:
-        return open_snapshot_scan(
-            directory, log=log, stable=stable, history=history, committed=True
-        )
+    def scan(at: int, name: str = "bucket") -> BucketScan:
+        cut = cut_at(HERE, {"me": ready(at, A)})
+        storage = bucket_factory.storage(name)
+        return open_snapshot_scan(directory, cut, storage=storage, history=history)
 
-    with pytest.raises(OffsetOutOfRange, match="before the stable offset 99"):
-        scan(Log(bucket_factory.storage()), 99)
     with pytest.raises(LogGap, match="the log ends at 0"):
-        scan(Log(bucket_factory.storage("other")), stable)
+        scan(offset, "other")
+    for at in (offset, bucket.end_offset):
+        scan(at).close()
+    bucket.clean(offset + 3)
+    with pytest.raises(CutTooOld):
+        scan(offset)
+    scan(bucket.end_offset).close()
     bucket.clean(bucket.end_offset)
     with pytest.raises(OffsetOutOfRange, match="is not in the log"):
-        scan(Log(bucket_factory.storage()), stable)
+        scan(bucket.end_offset)

@@ -8,16 +8,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey, LeadKey
-from merge_engine import Closed
-from recovery.errors import NotLeader
-from recovery.scan import BucketScan, ScannedBatch
-from server.errors import TooManyScanners, UnknownOrExpiredScannerError
-from server.limits import ScannerLimits
-from server.scanners import Scanner, Scanners
-from server.table_scan import TableScan
+from foundation.errors import Closed, NotLeader, TooManyScanners, UnknownOrExpiredScannerError
+from foundation.ids import BucketId, LeadKey
+from recovery.reader.bucket_scan import BucketScan, ScannedBatch
+from recovery.reader.table_scan import TableScan
+from server.tablet.limits import ScannerLimits
+from server.tablet.scanners import Scanner, Scanners
 
-HERE, THERE = (LeadKey(1, BucketKey(0, number)) for number in (0, 1))
+HERE, THERE = (LeadKey(1, BucketId(0, number)) for number in (0, 1))
 DEADLINE_S = 20.0
 
 
@@ -190,10 +188,10 @@ def test_a_session_that_was_closed_ends_the_streams_that_read_it(scanners: Scann
 
 def test_limits_of_a_bucket_and_of_the_server(scanners: Scanners) -> None:
     here = [begin(scanners)[0] for _ in range(3)]
-    with pytest.raises(TooManyScanners, match=r"bucket .* has 3 scanners.*max-per-bucket"):
+    with pytest.raises(TooManyScanners, match=r"bucket .* has 3 scanners.*scanners-per-bucket"):
         begin(scanners)
     begin(scanners, THERE)
-    with pytest.raises(TooManyScanners, match=r"the server has 4 scanners.*max-per-server"):
+    with pytest.raises(TooManyScanners, match=r"the server has 4 scanners.*scanners-per-server"):
         begin(scanners, THERE)
     scanners.close(here[0].scanner_id)
     begin(scanners, THERE)
@@ -316,7 +314,7 @@ def test_a_bucket_closes_only_after_rows_that_were_being_pinned_are_let_go(
 def test_a_bucket_does_not_wait_for_ever_for_rows_that_are_being_pinned(
     scanners: Scanners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.scanners._LONGEST_OPENING_S", 0.01)
+    monkeypatch.setattr("server.tablet.scanners._LONGEST_OPENING_S", 0.01)
     pinning, go_on = threading.Event(), threading.Event()
     scan = FakeScan()
 
@@ -351,7 +349,11 @@ class RestartedRows:
 
     def __init__(self, rows: int) -> None:
         self.offset = 5
+        self.closed = False
         self._rows = rows
+
+    def open_early(self) -> None:
+        """Nothing is held."""
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self.offset = 9
@@ -359,12 +361,12 @@ class RestartedRows:
             yield pa.record_batch({"k": list(range(self._rows))})
 
     def close(self) -> None:
-        """Nothing is held."""
+        self.closed = True
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_offsets_are_those_of_the_rows_that_came(rows: int) -> None:
-    bucket = HERE.key
+    bucket = HERE.bucket
     schema = pa.schema([("k", pa.int64())])
     scan = TableScan([bucket], schema, lambda _key, _limit: RestartedRows(rows))
     for _ in scan:

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine.aggregates import AggFunction
-from merge_engine.errors import SchemaError, UnknownColumn, UnknownFormat
-from merge_engine.schema import Schema
-from merge_engine.schema_builder import SchemaBuilder
+from foundation.errors import SchemaError, UnknownColumn, UnknownFormat
+from merge_engine.aggregates.registry import AggFunction
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ class TestStoredForm:
         }
 
     def test_of_a_newer_version_is_refused_as_such(self, schema: Schema) -> None:
-        with pytest.raises(UnknownFormat, match=r"format 2, but .* reads format 1 only; upgrade"):
+        with pytest.raises(UnknownFormat, match=r"of format 2, this release reads 1; .*: upgrade"):
             Schema.from_json(stored(schema, format=2))
 
     @pytest.mark.parametrize(

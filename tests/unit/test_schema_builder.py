@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from merge_engine.aggregates import AggFunction, AggregateFunction
-from merge_engine.errors import SchemaError
-from merge_engine.schema import Schema
-from merge_engine.schema_builder import SchemaBuilder
+from foundation.errors import SchemaError
+from merge_engine.aggregates.base import AggregateFunction
+from merge_engine.aggregates.registry import AggFunction
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
 
 
 def function_of(schema: Schema, name: str) -> AggregateFunction:

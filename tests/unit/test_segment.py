@@ -10,16 +10,16 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from merge_engine.errors import CorruptSegment, UnknownFormat
-from merge_engine.segment import (
-    FORMAT_VERSION,
+from foundation.errors import CorruptSegment, UnknownFormat
+from foundation.ids import Token
+from merge_engine.bucket.segment import (
+    FORMATS,
     MAGIC,
     AggMode,
     Change,
     Segment,
     SegmentHeader,
     SegmentKind,
-    Token,
     check_trailer,
     decode_segment,
     encode_segment,
@@ -178,8 +178,8 @@ def test_a_renamed_segment_is_refused() -> None:
 
 def test_a_newer_format_is_not_guessed_at() -> None:
     data = encode_segment(SEGMENT)
-    trailer = struct.pack("<H", FORMAT_VERSION + 1) + MAGIC
-    with pytest.raises(UnknownFormat, match=rf"{NAME}.*format version 3, .*reads 2; upgrade"):
+    trailer = struct.pack("<H", FORMATS.current + 1) + MAGIC
+    with pytest.raises(UnknownFormat, match=rf"{NAME}.* of format 4, .*reads 1, 2 and 3; .*up"):
         decode_segment(NAME, resealed(data[: -len(trailer) - 8] + trailer))
 
 
@@ -200,13 +200,13 @@ def test_a_header_that_does_not_go_with_its_rows_is_refused(header: SegmentHeade
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema.with_metadata(metadata)) as writer:
         writer.write_table(table)
-    trailer = struct.pack("<H", FORMAT_VERSION) + MAGIC
+    trailer = struct.pack("<H", FORMATS.current) + MAGIC
     with pytest.raises(CorruptSegment, match=rf"{NAME}: .*(the checksum holds, but|swapped)"):
         decode_segment(NAME, resealed(sink.getvalue().to_pybytes() + trailer))
 
 
 def test_a_sealed_object_that_is_no_segment_is_refused() -> None:
-    trailer = struct.pack("<H", FORMAT_VERSION) + MAGIC
+    trailer = struct.pack("<H", FORMATS.current) + MAGIC
     with pytest.raises(CorruptSegment, match=rf"{NAME}.*the checksum holds, but"):
         decode_segment(NAME, resealed(b"no arrow stream" + trailer))
     sink = pa.BufferOutputStream()

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from merge_engine import Table
-from recovery.led_bucket import LedBucket
+from recovery.embedded.table import Table
+from recovery.leader.led_bucket import LedBucket
 from tests.conftest import SUMS
 from tests.property.through_flight import ThroughFlight
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from merge_engine import InvalidInput
+from foundation.errors import InvalidInput
 from sink.aggregate_sink import AggregateSink
 from sink.options import parse_duration_ms
 

@@ -8,12 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from merge_engine import InvalidKey, InvalidValue, Schema, SchemaBuilder
-from merge_engine.local import fold_locally
+from foundation.errors import InvalidKey, InvalidValue
+from merge_engine.merging.local_aggregation import fold_locally
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
 from sink.quarantine import Quarantine
 from sink.rows import REASON, InputColumns, Read, RowReader
 from tests.conftest import schema_of
-from tests.unsound import NO_TEXT, texts
+from tests.support.unsound import NO_TEXT, texts
 
 KINDS = [pa.string(), pa.large_string()]
 

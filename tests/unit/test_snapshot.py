@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from merge_engine.errors import (
+from foundation.errors import (
     CorruptSnapshot,
     InvalidInput,
     MissingSnapshot,
@@ -15,12 +15,12 @@ from merge_engine.errors import (
     StorageUnavailable,
     UnknownOutcome,
 )
-from merge_engine.failpoints import arm
-from merge_engine.snapshot import SnapshotStorage, Uploaded, restore_latest
-from merge_engine.snapshot_manifest import Manifest, content_of, data_name
-from merge_engine.storage import LocalStorage, ObjectStorage, RemoteStorage
-from merge_engine.view import CheckpointState
-from tests.faulty_storage import (
+from foundation.failpoints import arm
+from merge_engine.bucket.snapshot_manifest import Manifest, content_of, data_name
+from merge_engine.bucket.snapshot_storage import SnapshotStorage, UploadedSnapshot, restore_latest
+from merge_engine.bucket.view_meta import CheckpointState
+from merge_engine.storage.objects import LocalStorage, ObjectStorage, RemoteStorage
+from tests.support.faulty_storage import (
     FaultyStorage,
     done_but_unknown,
     interrupt,
@@ -60,7 +60,7 @@ def upload(
     snapshot_id: int = 1,
     term: int = 5,
     reuse: Sequence[Manifest] = (),
-) -> Uploaded:
+) -> UploadedSnapshot:
     """Upload these files from a new directory, or again from the same."""
     return SnapshotStorage(storage).upload(
         path if path.exists() else directory_of(path, files),

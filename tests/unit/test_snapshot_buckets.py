@@ -11,16 +11,18 @@ import pyarrow as pa
 import pytest
 from obstore.store import MemoryStore
 
-from merge_engine.bucket import Bucket
-from merge_engine.errors import Closed, CorruptView, InvalidInput, StorageUnavailable
-from merge_engine.options import BucketOptions
-from merge_engine.segment import Token
-from merge_engine.snapshot import SnapshotStorage, Uploaded, restore_latest
-from merge_engine.snapshot_manifest import Manifest
-from merge_engine.storage import LocalStorage, ObjectStorage, RemoteStorage
-from merge_engine.view import CheckpointState, View, read_checkpoint
-from tests.buckets import ADDED, add, delete
+from foundation.errors import Closed, CorruptView, InvalidInput, StorageUnavailable
+from foundation.ids import Token
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.owner_work import OwnerWork
+from merge_engine.bucket.snapshot_manifest import Manifest
+from merge_engine.bucket.snapshot_storage import SnapshotStorage, UploadedSnapshot, restore_latest
+from merge_engine.bucket.view import View
+from merge_engine.bucket.view_meta import CheckpointState, read_checkpoint
+from merge_engine.storage.objects import LocalStorage, ObjectStorage, RemoteStorage
 from tests.conftest import BucketFactory, batch, rows_of
+from tests.support.buckets import ADDED, add, delete
 
 DEADLINE_S = 60
 # RocksDB gets something every few puts, also in the middle of a checkpoint.
@@ -41,7 +43,7 @@ def snapshot(
     directory: Path,
     snapshot_id: int = 1,
     reuse: tuple[Manifest, ...] = (),
-) -> Uploaded:
+) -> UploadedSnapshot:
     """Take a snapshot of a bucket, as a leader does."""
     bucket.checkpoint(directory)
     state = read_checkpoint(directory)
@@ -101,7 +103,7 @@ def test_a_restored_view_has_all_that_a_view_has(
     options = BucketOptions()
     view = View(tmp_path / "restored", "test", options, options.to_cache())
     assert view.applied == manifest.applied == 2
-    token = view.token("me")
+    token = view.meta.token("me")
     assert token is not None
     assert token.token == Token(4, 7)
     view.close()
@@ -126,7 +128,8 @@ def test_a_checkpoint_is_read_without_changing_it(bucket: Bucket, tmp_path: Path
     bucket.checkpoint(tmp_path / "new" / "checkpoint")
     before = hashes(tmp_path / "new" / "checkpoint")
     state = read_checkpoint(tmp_path / "new" / "checkpoint")
-    assert state == CheckpointState(applied=2, identity="test")
+    works = {"": OwnerWork(end_offset=2)}
+    assert state == CheckpointState(applied=2, identity="test", works=works)
     assert hashes(tmp_path / "new" / "checkpoint") == before
     with pytest.raises(InvalidInput, match="checkpoint exists already"):
         bucket.checkpoint(tmp_path / "new" / "checkpoint")

@@ -1,39 +1,41 @@
 """The keeper of a bucket's snapshots: when it takes one, what it keeps, and what failures leave."""
 
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
-from locks import (
-    BucketKey,
-    Coordinator,
-    LeadKey,
-    ListedSnapshot,
-    MemoryCoordination,
-    Offsets,
-    SnapshotList,
+from foundation.errors import (
+    Closed,
+    Deposed,
+    StorageUnavailable,
     Superseded,
-    Table,
+    UnknownFormat,
     UnknownOutcome,
     UnknownTable,
 )
-from locks.records import LockRecord
-from merge_engine.bucket import Bucket
-from merge_engine.errors import Closed, Deposed, StorageUnavailable
-from merge_engine.failpoints import arm
-from merge_engine.log import Log
-from merge_engine.segment import Token
-from merge_engine.snapshot import SnapshotStorage, restore_latest
-from merge_engine.snapshot_manifest import Manifest, is_manifest
-from recovery.snapshots import SnapshotKeeper
-from tests.buckets import add
+from foundation.failpoints import arm
+from foundation.ids import BucketId, LeadKey, Token
+from locks.catalog.definitions import CatalogTable
+from locks.column_locks.records import LockRecord
+from locks.coordinator import Coordinator
+from locks.encoding.offsets import Offsets
+from locks.snapshots.list_records import ListedSnapshot, SnapshotList
+from locks.store.memory import MemoryCoordination
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.snapshot_manifest import FORMATS, Manifest, is_manifest
+from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
+from recovery.leader.snapshot_keeper import SnapshotKeeper
 from tests.conftest import SUMS, BucketFactory, rows_of
-from tests.coordinators import DEFINITION
-from tests.snapshot_world import FAILPOINTS, Crash, MemoryStorage, interrupted
+from tests.support.buckets import add
+from tests.support.coordinators import DEFINITION
+from tests.support.snapshot_world import FAILPOINTS, Crash, MemoryStorage, interrupted
 
-HERE = BucketKey(0, 0)
+HERE = BucketId(0, 0)
 LEASE_MS = 10_000
 EVERYTHING = 1 << 62
 
@@ -45,7 +47,7 @@ class World:
         self.factory, self.directory = factory, directory
         self.memory = MemoryCoordination()
         self.coordinator = Coordinator(self.memory.connect())
-        self.table: Table = self.coordinator.create_table("t", DEFINITION)
+        self.table: CatalogTable = self.coordinator.tables.create("t", DEFINITION)
         self.key = LeadKey(self.table.table_id, HERE)
         self.log = MemoryStorage()
         self.objects = self.log.child("snapshots")
@@ -160,6 +162,26 @@ def test_a_snapshot_without_its_manifest_is_taken_again(world: World) -> None:
     taken = keeper.take()
     world.objects.delete([name for name in world.objects.names() if is_manifest(name)])
     assert keeper.take().snapshot_id == taken.snapshot_id + 1
+
+
+def test_a_snapshot_of_a_newer_release_does_not_keep_this_one_from_taking_its_own(
+    world: World,
+) -> None:
+    bucket, keeper = world.lead(retained=1)
+    add(bucket, [1], [1])
+    taken = keeper.take()
+    [name] = [name for name in world.objects.names() if is_manifest(name)]
+    later = bytearray(world.objects.read(name)[:-8])
+    later[8] = FORMATS.current + 1
+    world.objects.delete([name])
+    body = bytes(later)
+    world.objects.create(name, body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body)))
+    with pytest.raises(UnknownFormat):
+        world.manifest(taken)
+    own = keeper.take()
+    assert own.snapshot_id == taken.snapshot_id + 1
+    assert world.ids() == [own.snapshot_id]
+    assert set(world.objects.names()) == world.needed()
 
 
 def test_as_many_are_kept_as_was_said_and_the_others_leave_nothing(world: World) -> None:

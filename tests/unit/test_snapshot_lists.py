@@ -5,24 +5,16 @@ from typing import Any
 
 import pytest
 
-from locks import (
-    BucketKey,
-    Coordinator,
-    CorruptRecord,
-    InvalidRequest,
-    LeadKey,
-    ListedSnapshot,
-    MemoryCoordination,
-    SnapshotList,
-    SnapshotState,
-    Superseded,
-    Table,
-    UnknownTable,
-)
-from locks.paths import snapshot_list_path
-from locks.store import ANY_VERSION, Write
-from tests.coordinators import DEFINITION, just_before_the_next_transaction
-from tests.lossy import LossyStore
+from foundation.errors import CorruptRecord, InvalidInput, Superseded, UnknownTable
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.coordinator import Coordinator
+from locks.snapshots.list_records import ListedSnapshot, SnapshotList, SnapshotState
+from locks.store.base import ANY_VERSION, Write
+from locks.store.memory import MemoryCoordination
+from locks.store.paths import snapshot_list_path
+from tests.support.coordinators import DEFINITION, just_before_the_next_transaction
+from tests.support.lossy import LossyStore
 
 
 def snapshot(snapshot_id: int, term: int = 5, **changes: Any) -> ListedSnapshot:
@@ -50,13 +42,13 @@ def coordinator(memory: MemoryCoordination) -> Coordinator:
 
 
 @pytest.fixture
-def table(coordinator: Coordinator) -> Table:
-    return coordinator.create_table("customers", DEFINITION)
+def table(coordinator: Coordinator) -> CatalogTable:
+    return coordinator.tables.create("customers", DEFINITION)
 
 
 @pytest.fixture
-def key(table: Table) -> LeadKey:
-    return LeadKey(table.table_id, BucketKey(0, 2))
+def key(table: CatalogTable) -> LeadKey:
+    return LeadKey(table.table_id, BucketId(0, 2))
 
 
 def test_a_list_that_nobody_claimed_is_empty(coordinator: Coordinator, key: LeadKey) -> None:
@@ -86,10 +78,10 @@ def test_all_but_the_newest_are_retired_with_the_write_that_lists_another(
 
 def test_many_lists_are_read_at_once(coordinator: Coordinator, key: LeadKey) -> None:
     claimed = coordinator.snapshots.claim(key, 1)
-    other = BucketKey(0, 3)
-    found = coordinator.snapshots.read_many(key.table_id, [key.key, other])
+    other = BucketId(0, 3)
+    found = coordinator.snapshots.read_many(key.table_id, [key.bucket, other])
     assert found == {
-        key.key: claimed,
+        key.bucket: claimed,
         other: SnapshotList(key=LeadKey(key.table_id, other)),
     }
 
@@ -111,7 +103,7 @@ def test_a_deposed_leader_neither_lists_nor_removes(
         ours = lists.add(ours, snapshot(number), retained=1)
     theirs = Coordinator(memory.connect()).snapshots.claim(key, 6)
     assert theirs.kept == ours.kept
-    with pytest.raises(InvalidRequest, match="by the leader of term 6 that made it"):
+    with pytest.raises(InvalidInput, match="by the leader of term 6 that made it"):
         lists.add(lists.read(key), snapshot(3), retained=1)
     with pytest.raises(Superseded, match="claimed by the leader of term 6"):
         lists.add(ours, snapshot(3), retained=1)
@@ -149,7 +141,7 @@ def test_a_change_is_made_to_the_list_as_it_is(coordinator: Coordinator, key: Le
 
 def test_what_cannot_be_added_is_refused(coordinator: Coordinator, key: LeadKey) -> None:
     lists = coordinator.snapshots
-    with pytest.raises(InvalidRequest, match=r"nobody has claimed .* bucket 1-0-2; claim them"):
+    with pytest.raises(InvalidInput, match=r"nobody has claimed .* bucket 1-0-2; claim them"):
         lists.remove(lists.read(key), [1])
     listed = lists.add(lists.claim(key, 5), snapshot(1), retained=2)
     for wrong, retained, why in (
@@ -158,7 +150,7 @@ def test_what_cannot_be_added_is_refused(coordinator: Coordinator, key: LeadKey)
         (snapshot(2, state=SnapshotState.RETIRED), 2, "is retired; a new one is listed"),
         (snapshot(2), 0, "at least one"),
     ):
-        with pytest.raises(InvalidRequest, match=why):
+        with pytest.raises(InvalidInput, match=why):
             lists.add(listed, wrong, retained=retained)
     with pytest.raises(CorruptRecord, match="negative"):
         lists.add(listed, snapshot(2, bytes=-1), retained=2)
@@ -166,7 +158,7 @@ def test_what_cannot_be_added_is_refused(coordinator: Coordinator, key: LeadKey)
 
 
 def test_a_dropped_table_gets_neither_lists_nor_snapshots_but_loses_them(
-    coordinator: Coordinator, table: Table, key: LeadKey
+    coordinator: Coordinator, table: CatalogTable, key: LeadKey
 ) -> None:
     lists = coordinator.snapshots
     listed = lists.claim(key, 5)
@@ -176,11 +168,11 @@ def test_a_dropped_table_gets_neither_lists_nor_snapshots_but_loses_them(
     with pytest.raises(UnknownTable, match=f"no table with id {table.table_id}; it was dropped"):
         lists.add(listed, snapshot(3), retained=1)
     with pytest.raises(UnknownTable):
-        lists.claim(LeadKey(table.table_id, BucketKey(0, 3)), 5)
+        lists.claim(LeadKey(table.table_id, BucketId(0, 3)), 5)
     with pytest.raises(UnknownTable):
-        lists.claim(LeadKey(table.table_id, BucketKey(1, 3)), 5)
+        lists.claim(LeadKey(table.table_id, BucketId(1, 3)), 5)
     assert ids(lists.remove(lists.claim(key, 6), [1]).kept) == [2]
-    coordinator.forget_dropped(table.table_id)
+    coordinator.dropped.forget(table.table_id)
     with pytest.raises(Superseded, match="is gone: its table or partition was dropped"):
         lists.remove(listed, [1])
 
@@ -188,14 +180,14 @@ def test_a_dropped_table_gets_neither_lists_nor_snapshots_but_loses_them(
 def test_a_list_is_not_created_for_a_partition_that_was_dropped(
     memory: MemoryCoordination,
     coordinator: Coordinator,
-    table: Table,
+    table: CatalogTable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = Coordinator(memory.connect())
-    partition = coordinator.create_partition(table, b"a")
-    key = LeadKey(table.table_id, BucketKey(partition, 0))
+    partition = coordinator.partitions.create(table, b"a")
+    key = LeadKey(table.table_id, BucketId(partition, 0))
     just_before_the_next_transaction(
-        coordinator, lambda: void(other.drop_partition(table, b"a")), monkeypatch
+        coordinator, lambda: void(other.partitions.drop(table, b"a")), monkeypatch
     )
     with pytest.raises(Superseded, match="its table or partition was dropped"):
         coordinator.snapshots.claim(key, 1)
@@ -204,7 +196,7 @@ def test_a_list_is_not_created_for_a_partition_that_was_dropped(
 
 def test_a_damaged_list_is_told_with_its_bucket(coordinator: Coordinator, key: LeadKey) -> None:
     coordinator.snapshots.claim(key, 1)
-    path = snapshot_list_path(key.table_id, *key.key)
+    path = snapshot_list_path(key.table_id, *key.bucket)
     coordinator.store.transact([Write(path, b"\x01nonsense", ANY_VERSION)])
     with pytest.raises(CorruptRecord, match=f"bucket {key}, is damaged"):
         coordinator.snapshots.read(key)
@@ -217,7 +209,7 @@ def test_each_change_is_made_once_whatever_is_lost(loss: str, call: str) -> None
     store = LossyStore(memory)
     coordinator = Coordinator(store)
     lists = coordinator.snapshots
-    key = LeadKey(coordinator.create_table("t", DEFINITION).table_id, BucketKey(0, 0))
+    key = LeadKey(coordinator.tables.create("t", DEFINITION).table_id, BucketId(0, 0))
     listed = SnapshotList(key=key)
     if call != "claim":
         listed = lists.claim(key, 5)

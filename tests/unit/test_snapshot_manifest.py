@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import xxhash
 
-from merge_engine.errors import CorruptSnapshot, InvalidInput, UnknownFormat
-from merge_engine.snapshot_manifest import (
+from foundation.errors import CorruptSnapshot, InvalidInput, UnknownFormat
+from merge_engine.bucket.snapshot_manifest import (
     Manifest,
     SnapshotFile,
     content_of,
@@ -43,7 +43,7 @@ def test_a_manifest_is_read_back_as_it_was_written() -> None:
 
 def test_the_layout_is_the_documented_one() -> None:
     data = encode_manifest(replace(MANIFEST, files=()))
-    assert data[:10] == b"TALLYSNP\x01\x00"
+    assert data[:10] == b"TALLYSNP\x02\x00"
     assert data[10:-8] == (
         b'{"snapshot_id":7,"term":5,"identity":"t\\u00e4/0","applied":100,"stable":90,'
         b'"created_ms":1700000000000,"schema_version":3,"files":[]}'
@@ -66,8 +66,8 @@ def test_a_manifest_under_another_name_is_refused() -> None:
 
 def test_a_later_format_is_not_guessed_at() -> None:
     data = bytearray(encode_manifest(MANIFEST)[:-8])
-    data[8] = 2
-    with pytest.raises(UnknownFormat, match="format version 2, this release reads 1; upgrade"):
+    data[8] = 3
+    with pytest.raises(UnknownFormat, match=r"of format 3, this release reads 1 and 2; .*upgrade"):
         decode_manifest("7-5.manifest", sealed(bytes(data)))
 
 

@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merge_engine.errors import InvalidInput
-from merge_engine.soundness import as_bytes, complaint, is_sound, readable, show, unsound_rows
-from tests.unsound import NO_TEXT, TEXTS, damaged, decimals, hidden, nested, texts
+from foundation.errors import InvalidInput
+from merge_engine.encoding.soundness import (
+    as_bytes,
+    complaint,
+    is_sound,
+    readable,
+    show,
+    unsound_rows,
+)
+from tests.support.unsound import NO_TEXT, TEXTS, damaged, decimals, hidden, nested, texts
 
 NESTED, HIDDEN = nested(), hidden()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.logs import JsonFormatter, last_words
-from server.on_spark import executors_python, plan, why_lost
+from server.launch.logs import JsonFormatter, last_words
+from server.launch.on_spark import executors_python, plan, why_lost
 
 VARIABLES = {
     "TALLYBOOK_TOKEN": "secret-1",

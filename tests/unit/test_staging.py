@@ -5,27 +5,29 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from locks import BucketKey
-from merge_engine import AggMode, Token
-from merge_engine.scratch import Scratch
-from recovery.guard import Writer
-from recovery.led_bucket import Put
-from server.errors import StagedPutLost
-from server.staging import PutRequest, StagedPut
+from foundation.errors import StagedPutLost
+from foundation.ids import BucketId, Token
+from merge_engine.bucket.segment import AggMode
+from merge_engine.storage.scratch import Scratch
+from recovery.leader.fenced_writers import Writer
+from server.protocol.puts import PutChunk
+from server.tablet.staging import StagedPut
 
-KEY = BucketKey(0, 1)
+KEY = BucketId(0, 1)
 ROWS = [pa.record_batch({"k": [1, 2], "a": [10, 20]}), pa.record_batch({"k": [3], "a": [30]})]
 
 
 @pytest.fixture
 def staged(tmp_path: Path) -> StagedPut:
-    request = PutRequest(
+    request = PutChunk(
         table_id=1,
         schema_version=1,
-        columns=None,
         mode=AggMode.ACCUMULATE,
-        operation_column=None,
-        put=Put(writer=Writer("me", 1), owner="me", token=Token(1, 0), put_id="p", resumable=False),
+        owner="me",
+        token=Token(1, 0),
+        writer=Writer("me", 1),
+        put_id="p",
+        chunk=0,
     )
     made = StagedPut(request, ROWS[0].schema, Scratch(tmp_path).file())
     for number, rows in enumerate(ROWS):

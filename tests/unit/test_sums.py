@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from merge_engine.aggregates import Fault
-from tests.aggregates import INT64_MAX, build, merged, read
+from merge_engine.aggregates.base import Fault
+from tests.support.aggregates import INT64_MAX, build, merged, read
 
 
 def test_a_null_counts_as_nothing_and_never_makes_a_count_null() -> None:

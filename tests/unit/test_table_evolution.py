@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine import Bucket, InvalidInput, Table, UnknownColumn, UnknownOutcome
-from merge_engine.storage import AlreadyExists, LocalStorage
+from foundation.errors import AlreadyExists, InvalidInput, UnknownColumn, UnknownOutcome
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.storage.objects import LocalStorage
+from recovery.embedded.table import Table
 from tests.conftest import SUMS
 
 
@@ -58,7 +60,7 @@ def test_a_scan_has_the_columns_that_it_began_with_whatever_has_their_names(
     table: Table,
 ) -> None:
     table.put({"k": list(range(20)), "a": [1] * 20, "b": [2] * 20})
-    scan = table.scan(["a"])
+    scan = iter(table.scan(["a"]))
     first = next(scan)
     for old, new in (("a", "c"), ("b", "a"), ("k", "key")):
         table.rename_column(old, new)
@@ -71,11 +73,14 @@ def test_a_scan_has_the_columns_that_it_began_with_whatever_has_their_names(
 
 def test_a_scan_of_a_column_that_is_dropped_meanwhile_says_so(table: Table) -> None:
     table.put({"k": list(range(20)), "a": [1] * 20})
-    scan = table.scan(["a"])
+    scan, at_a_cut = iter(table.scan(["a"], isolation="latest")), iter(table.scan(["a"]))
+    rows = next(at_a_cut).num_rows
     next(scan)
     table.drop_column("a")
     with pytest.raises(UnknownColumn, match="column 'a' was dropped meanwhile; read again"):
         list(scan)
+    # Unless the rows of all buckets were pinned before.
+    assert rows + sum(batch.num_rows for batch in at_a_cut) == 20
 
 
 @pytest.mark.parametrize("to_offset", [None, 99])
@@ -92,7 +97,8 @@ def test_a_changelog_beside_an_alteration_and_a_put_has_both_or_neither(
     # Before the end is fixed, and between that and the reading.
     before(monkeypatch, "settled_end", lambda: alter_and_put("c"))
     before(monkeypatch, "read_log", lambda: alter_and_put("d"))
-    found = [batch.to_pylist() for batch in table.changelog(bucket_id, 0, to_offset)]
+    latest = table.changelog(bucket_id, 0, to_offset, isolation="latest")
+    found = [batch.to_pylist() for batch in latest]
     assert [[row["c"] for row in batch] for batch in found] == [[None], [5]]
 
 

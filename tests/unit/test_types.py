@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine.errors import SchemaError, WrongType
-from merge_engine.types import conform, parse_type, type_name
+from foundation.errors import SchemaError, WrongType
+from merge_engine.schema.types import conform, parse_type, type_name
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 

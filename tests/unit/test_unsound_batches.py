@@ -6,21 +6,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from merge_engine import (
-    AggMode,
-    InvalidInput,
-    InvalidKey,
-    InvalidValue,
-    Overflow,
-    Schema,
-    SchemaBuilder,
-    SchemaError,
-    Table,
-)
-from merge_engine.keys import KeyCodec
-from merge_engine.types import parse_type
+from foundation.errors import InvalidInput, InvalidKey, InvalidValue, Overflow, SchemaError
+from merge_engine.bucket.segment import AggMode
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from merge_engine.schema.types import parse_type
+from recovery.embedded.table import Table
 from tests.conftest import schema_of
-from tests.unsound import NO_TEXT, damaged, decimals, hidden, nested, texts
+from tests.support.unsound import NO_TEXT, damaged, decimals, hidden, nested, texts
 
 NESTED, HIDDEN = nested(), hidden()
 BOTH = texts([b"good", NO_TEXT])

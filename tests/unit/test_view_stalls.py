@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rocksdict import Rdict, WriteBatch
 
-from merge_engine.errors import StorageUnavailable
-from merge_engine.options import BucketOptions
-from merge_engine.view import View
+from foundation.errors import StorageUnavailable
+from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.view import View
 
 OPTIONS = BucketOptions(stall_deadline_s=0.05)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from merge_engine import InUse, InvalidInput
-from server.views_lock import ViewsLock
+from foundation.errors import InUse, InvalidInput
+from server.tablet.views_lock import ViewsLock
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from server.views_lock import ViewsLock
+from server.tablet.views_lock import ViewsLock
 
 lock = ViewsLock(Path(sys.argv[1]))
 lock.take()

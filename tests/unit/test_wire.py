@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import flight
 
-import locks
-import merge_engine
-from recovery.errors import NotLeader
-from server import wire
-from server.errors import AccessRefused, BadRequest, Overloaded, ServerFailed, ServerUnavailable
+from foundation.errors import (
+    AccessRefused,
+    BadRequest,
+    Fenced,
+    NotLeader,
+    Overflow,
+    Overloaded,
+    ServerFailed,
+    ServerUnavailable,
+    UnknownColumn,
+)
+from server.protocol import wire
 
 NUMBERS = pa.schema([("k", pa.int64())])
 
@@ -33,12 +40,11 @@ def _batch(*values: int) -> pa.RecordBatch:
         Overloaded("no"),
         ServerUnavailable("no"),
         NotLeader("no"),
-        merge_engine.Overflow("no"),
-        merge_engine.UnknownColumn("é ' \" \\"),
-        locks.UnknownColumn("no"),
-        locks.Fenced("no"),
+        Overflow("no"),
+        UnknownColumn("é ' \" \\"),
+        Fenced("no"),
     ],
-    ids=lambda error: f"{type(error).__module__}.{type(error).__name__}",
+    ids=lambda error: type(error).__name__,
 )
 def test_an_error_comes_out_as_it_went_in(error: Exception) -> None:
     found = wire.from_flight_error(wire.to_flight_error(error))
@@ -47,7 +53,7 @@ def test_an_error_comes_out_as_it_went_in(error: Exception) -> None:
 
 
 def test_an_error_that_a_client_does_not_know_is_a_failure_of_the_server() -> None:
-    info = json.dumps({"error": "builtins.SystemExit", "message": "what it says"}).encode()
+    info = json.dumps({"error": "SystemExit", "message": "what it says"}).encode()
     found = wire.from_flight_error(flight.FlightServerError("x", info))
     assert type(found) is ServerFailed
     assert str(found) == "what it says"

@@ -8,19 +8,30 @@ from pathlib import Path
 
 import pytest
 
-import recovery.writer
-from locks import CoordinationError, Fenced, HandoverNeeded, LockHeld, RewoundBatch
-from locks.paths import owner_path
-from merge_engine import CorruptSegment, InvalidInput, Overflow, StorageUnavailable
-from recovery.access import Answers, Grant
-from recovery.errors import NotLeader, OldEpoch
-from recovery.renewal import Renewal
-from recovery.rows import Rows
-from recovery.writer import TableWriter, WriterState
-from tests.writer_model import Content
-from tests.writer_table import MOST
-from tests.writer_world import FAILPOINTS, TTL_MS, Crash, World
-from tests.zookeeper_server import wait_until
+import recovery.writer.table_writer
+from foundation.errors import (
+    CorruptSegment,
+    Fenced,
+    HandoverNeeded,
+    InvalidInput,
+    LockHeld,
+    NotLeader,
+    OldEpoch,
+    Overflow,
+    RewoundBatch,
+    StorageUnavailable,
+    TallybookError,
+)
+from locks.store.paths import owner_path
+from recovery.writer.access import Answers, Grant, GrantedRows
+from recovery.writer.renewal import Renewal
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter, WriterState
+from tests.support.works import PutBy
+from tests.support.writer_model import Content
+from tests.support.writer_table import MOST
+from tests.support.writer_world import FAILPOINTS, TTL_MS, Crash, World
+from tests.support.zookeeper_server import wait_until
 
 
 @pytest.fixture
@@ -105,11 +116,11 @@ def test_whatever_a_put_raises_is_the_callers_and_nothing_stays(
     world: World, writer: TableWriter
 ) -> None:
     def put(grant: Grant) -> Answers[object]:
-        writer.access.put(grant, world.rows(x(1)))
+        writer.access.put(GrantedRows(grant, world.rows(x(1))))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        writer.run(0, put)  # type: ignore[arg-type]
+        writer.run(0, PutBy(put))
     assert values(world) == {}
     assert world.write(writer, 0, x(2))
 
@@ -143,9 +154,9 @@ def test_what_was_in_a_dropped_partition_is_not_owed_any_more() -> None:
         world.run(
             lambda: world.write(writer, 1, {(0, 1): {"x": 5}, (2, 1): {"x": 5}}), (4, world.crash)
         )
-    for key in world.coordinator.partitions(world.table):
+    for key in world.coordinator.partitions.ids(world.table):
         if key.endswith(b"\x02"):
-            world.coordinator.drop_partition(world.table, key)
+            world.coordinator.partitions.drop(world.table, key)
     again = world.start("a", "x")
     assert again.progress.undone_keys == 1
     assert world.cells() == {((0, 1), "x"): 1, ((2, 1), "x"): 6}
@@ -156,8 +167,10 @@ def test_what_was_in_a_dropped_partition_is_not_owed_any_more() -> None:
 
 
 def test_the_world_knows_every_failpoint_of_the_writer() -> None:
-    source = Path(recovery.writer.__file__).read_text()
-    assert sorted(re.findall(r'hit\("(.+)"\)', source)) == sorted(FAILPOINTS)
+    room = Path(recovery.writer.table_writer.__file__).parent
+    sources = [path.read_text() for path in room.glob("*.py")]
+    found = {name for source in sources for name in re.findall(r'hit\("(.+)"\)', source)}
+    assert found == set(FAILPOINTS)
 
 
 @pytest.mark.parametrize("redo", [False, True])
@@ -197,11 +210,11 @@ def test_a_clean_writer_releases_and_keeps_its_batch_number(
 
 def test_a_writer_with_uncommitted_work_abandons(world: World, writer: TableWriter) -> None:
     def interrupted(grant: Grant) -> Answers[object]:
-        writer.access.put(grant, world.rows(x(1)))
+        writer.access.put(GrantedRows(grant, world.rows(x(1))))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        writer.run(0, interrupted)  # type: ignore[arg-type]
+        writer.run(0, PutBy(interrupted))
     writer.close()
     assert world.records()["a"].abandoned
     assert world.start("b", "x").progress.undone_keys == 2
@@ -368,7 +381,7 @@ def test_a_session_that_was_opened_on_the_way_is_closed_at_the_end(
     opened = writer.access
     assert opened is not given
     writer.close()
-    with pytest.raises(CoordinationError, match="is gone"):
+    with pytest.raises(TallybookError, match="is gone"):
         opened.coordinator.store.sync()
 
 
@@ -442,13 +455,6 @@ def test_a_promise_that_is_lost_is_an_error(world: World) -> None:
     world.redo_storage.objects.clear()
     with pytest.raises(CorruptSegment, match="a batch was promised and cannot be rolled forward"):
         world.start("a", "x", redo=True)
-
-
-def test_a_redo_log_needs_the_rows(world: World) -> None:
-    writer = world.start("a", "x", redo=True)
-    with pytest.raises(InvalidInput, match="needs the rows of the batch"):
-        writer.run(0, lambda _: Answers({}, frozenset()))
-    assert writer.state is WriterState.CLEAN
 
 
 # --- Renewal ------------------------------------------------------------------------------------

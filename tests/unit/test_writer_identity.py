@@ -8,29 +8,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from locks import (
-    Coordinator,
+from foundation.errors import (
     HandoverNeeded,
-    LockHeld,
-    MemoryCoordination,
-    TableDefinition,
-    UnknownTable,
-)
-from locks import UnknownColumn as UnknownColumnToLock
-from merge_engine import (
     InvalidInput,
-    LocalStorage,
-    Schema,
-    SchemaBuilder,
+    LockHeld,
     StorageUnavailable,
     UnknownColumn,
+    UnknownTable,
 )
-from merge_engine.failpoints import arm
-from recovery.rows import Rows
-from recovery.writer import TableWriter, WriterState
-from server.definitions import define
-from tests.embedded import Embedded
-from tests.faulty_storage import interrupt
+from foundation.failpoints import arm
+from locks.catalog.definitions import TableDefinition
+from locks.cluster.leaders import Leaders
+from locks.store.memory import MemoryCoordination
+from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.schema import Schema
+from merge_engine.storage.objects import LocalStorage
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter, WriterState
+from server.protocol.definitions import define
+from tests.support.embedded import Embedded
+from tests.support.faulty_storage import interrupt
 
 MakeTable = Callable[..., Embedded]
 
@@ -141,7 +138,7 @@ def test_nothing_is_promised_for_a_column_that_was_dropped_meanwhile(make: MakeT
 
 
 def test_an_unknown_name_is_refused_by_its_name(make: MakeTable) -> None:
-    with pytest.raises(UnknownColumnToLock, match="table t has no column 'typo'; it has x"):
+    with pytest.raises(UnknownColumn, match="table t has no column 'typo'; it has x"):
         make(sums("x")).writer(["typo"]).start()
 
 
@@ -181,14 +178,14 @@ def test_a_leader_that_looked_before_an_alteration_reads_the_definition_again(
             other.write(0, amount("c", 10))
         table.leader.close()
 
-    meanwhile, real = iter([write_more]), Coordinator.take_lead
+    meanwhile, real = iter([write_more]), Leaders.take
 
-    def take_lead(coordinator: Coordinator, *arguments: Any) -> Any:
+    def take(leaders: Leaders, *arguments: Any) -> Any:
         for happens in meanwhile:
             happens()
-        return real(coordinator, *arguments)
+        return real(leaders, *arguments)
 
-    monkeypatch.setattr(Coordinator, "take_lead", take_lead)
+    monkeypatch.setattr(Leaders, "take", take)
     heir = table.new_leader("other views")
     assert table.rows(heir) == [{"k": 1, "x": 1, "c": 10}]
     heir.close()
@@ -349,13 +346,13 @@ def test_a_partition_that_was_dropped_is_not_brought_back_by_a_promise(
     writer.write(0, Rows(data=[{"day": 1, "k": 1, "x": 1}, {"day": 2, "k": 1, "x": 1}]))
     both = Rows(data=[{"day": 1, "k": 1, "x": 10}, {"day": 2, "k": 1, "x": 10}])
     dies(writer, 1, both, at=at)
-    [first, _] = sorted(table.coordinator.partitions(table.table))
-    table.coordinator.drop_partition(table.table, first)
+    [first, _] = sorted(table.coordinator.partitions.ids(table.table))
+    table.coordinator.partitions.drop(table.table, first)
     if anew:
-        table.coordinator.create_partition(table.table, first)
+        table.coordinator.partitions.create(table.table, first)
     with table.writer(redo=True) as heir:
         assert heir.batch == 1
-    assert len(table.coordinator.partitions(table.table)) == 1 + anew
+    assert len(table.coordinator.partitions.ids(table.table)) == 1 + anew
     assert table.rows() == [{"day": 2, "k": 1, "x": 11}]
 
 
@@ -452,7 +449,7 @@ def test_what_fails_before_a_batch_leaves_nothing_of_it_not_even_a_promise(
         raise InvalidInput("not now")
 
     with pytest.raises(InvalidInput, match="not now"):
-        writer.run(0, lambda grant: writer.access.put(grant, rows), rows, before=before)
+        writer.write(0, rows, before)
     assert len(calls) == 1
     assert (writer.batch, table.rows()) == (-1, [])
     writer.write(0, rows)

@@ -1,4 +1,4 @@
-"""Coordinators on both stores: in memory, and a real ZooKeeper.
+"""Coordinators on all stores: in memory, in memory and kept in a directory, and a real ZooKeeper.
 
 One server for all tests of this directory, which none of them hurts; each has a chroot of its own.
 """
@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from locks import CoordinationStore, Coordinator, EmbeddedZooKeeper, MemoryCoordination, Table
-from tests.coordinators import DEFINITION, Cluster
-from tests.zookeeper_server import chroot, session, zookeeper_server
+from locks.catalog.definitions import CatalogTable
+from locks.coordinator import Coordinator
+from locks.store.base import CoordinationStore
+from locks.store.durable import DurableCoordination
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.memory import MemoryCoordination
+from merge_engine.storage.objects import LocalStorage
+from tests.support.coordinators import DEFINITION, Cluster
+from tests.support.zookeeper_server import chroot, session, zookeeper_server
 
 
 @pytest.fixture(scope="package")
@@ -27,12 +33,16 @@ def own_server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
         yield server
 
 
-@pytest.fixture(params=["memory", "zookeeper"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+@pytest.fixture(params=["memory", "durable", "zookeeper"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     """Return what opens sessions with one and the same store, and coordinators in them."""
     if request.param == "memory":
         memory = MemoryCoordination()
         yield Cluster(memory.connect, memory)
+        return
+    if request.param == "durable":
+        durable = DurableCoordination(LocalStorage(tmp_path / "locks"), clock=lambda: 1_000_000)
+        yield Cluster(durable.connect, durable)
         return
     address = chroot(request.getfixturevalue("zookeeper"))
     with ExitStack() as stack:
@@ -49,5 +59,5 @@ def coordinator(cluster: Cluster) -> Coordinator:
 
 
 @pytest.fixture
-def table(coordinator: Coordinator) -> Table:
-    return coordinator.create_table("customers", DEFINITION)
+def table(coordinator: Coordinator) -> CatalogTable:
+    return coordinator.tables.create("customers", DEFINITION)

@@ -4,40 +4,44 @@ import re
 
 import pytest
 
-from locks import (
-    Coordinator,
+from foundation.errors import (
     Fenced,
     InvalidColumns,
     InvalidOwner,
     InvalidTtl,
     LockHeld,
-    LockState,
-    MemoryCoordination,
-    Table,
     UnknownColumn,
 )
-from locks.coordinator import DEFAULT_TTL_MS, LONGEST_TTL_MS, SHORTEST_TTL_MS
-from tests.coordinators import CALLS, DEFINITION, ENDS, LATER, Cluster, ready
+from locks.catalog.definitions import CatalogTable
+from locks.column_locks.column_lock import LockState
+from locks.column_locks.locks import DEFAULT_TTL_MS, LONGEST_TTL_MS, SHORTEST_TTL_MS
+from locks.coordinator import Coordinator
+from locks.store.memory import MemoryCoordination
+from tests.support.coordinators import CALLS, DEFINITION, ENDS, LATER, Cluster, ready
 
 # What cannot be asked for
 
 
 @pytest.mark.parametrize("ttl_ms", [-1, 0, SHORTEST_TTL_MS - 1, LONGEST_TTL_MS + 1])
-def test_a_ttl_out_of_range_is_refused(coordinator: Coordinator, table: Table, ttl_ms: int) -> None:
+def test_a_ttl_out_of_range_is_refused(
+    coordinator: Coordinator, table: CatalogTable, ttl_ms: int
+) -> None:
     with pytest.raises(InvalidTtl, match=f"a TTL of {ttl_ms} ms; it ranges from 2000 to"):
-        coordinator.acquire(table, "etl-1", ["orders"], ttl_ms=ttl_ms)
+        coordinator.locks.acquire(table, "etl-1", ["orders"], ttl_ms=ttl_ms)
 
 
-def test_columns_that_cannot_be_locked_are_refused(coordinator: Coordinator, table: Table) -> None:
+def test_columns_that_cannot_be_locked_are_refused(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
     with pytest.raises(
         UnknownColumn, match="no column 'visits'; it has orders, revenue, status, t"
     ):
-        coordinator.acquire(table, "etl-1", ["orders", "visits"])
+        coordinator.locks.acquire(table, "etl-1", ["orders", "visits"])
     with pytest.raises(InvalidColumns, match="at least one column"):
-        coordinator.acquire(table, "etl-1", [])
+        coordinator.locks.acquire(table, "etl-1", [])
     with pytest.raises(InvalidColumns, match="'customer_id' is part of the primary key"):
-        coordinator.acquire(table, "etl-1", ["orders", "customer_id"])
-    assert coordinator.list_locks(table) == []
+        coordinator.locks.acquire(table, "etl-1", ["orders", "customer_id"])
+    assert coordinator.locks.all(table) == []
 
 
 @pytest.mark.parametrize(
@@ -59,72 +63,74 @@ def test_columns_that_cannot_be_locked_are_refused(coordinator: Coordinator, tab
     ],
 )
 def test_an_owner_id_that_zookeeper_cannot_hold_is_refused(
-    coordinator: Coordinator, table: Table, owner: str, reason: str
+    coordinator: Coordinator, table: CatalogTable, owner: str, reason: str
 ) -> None:
     with pytest.raises(InvalidOwner, match=reason):
-        coordinator.acquire(table, owner, ["orders"])
+        coordinator.locks.acquire(table, owner, ["orders"])
     with pytest.raises(InvalidOwner, match=reason):
-        coordinator.forget(table, owner)
+        coordinator.locks.forget(table, owner)
 
 
 @pytest.mark.parametrize(
     "owner", ["x", "a b", "...", "zookeeper", "ü" * 100, "\uffee", "`$(id)`", "-"]
 )
-def test_any_other_owner_id_is_taken(coordinator: Coordinator, table: Table, owner: str) -> None:
-    coordinator.acquire(table, owner, ["orders"])
-    assert [info.owner for info in coordinator.list_locks(table)] == [owner]
+def test_any_other_owner_id_is_taken(
+    coordinator: Coordinator, table: CatalogTable, owner: str
+) -> None:
+    coordinator.locks.acquire(table, owner, ["orders"])
+    assert [info.owner for info in coordinator.locks.all(table)] == [owner]
 
 
 # Epochs and refusals
 
 
 def test_a_lock_has_an_epoch_columns_and_nothing_to_pay(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
-    lock = coordinator.acquire(table, "etl-1", ["revenue", "orders", "orders"], query_id="q")
+    lock = coordinator.locks.acquire(table, "etl-1", ["revenue", "orders", "orders"], query_id="q")
     assert (lock.owner, lock.columns, lock.batch, lock.debts) == ("etl-1", (11, 12), -1, ())
     assert lock.state is LockState.ACQUIRED
-    assert lock.record == coordinator.records(table)["etl-1"]
+    assert lock.record == coordinator.locks.records(table)["etl-1"]
     assert (lock.record.query_id, lock.record.ttl_ms) == ("q", DEFAULT_TTL_MS)
     lock.check()
 
 
 def test_a_live_lock_is_refused_with_owner_columns_epoch_expiry_and_the_way_out(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     lock = ready(coordinator, table, "etl-1", "orders", "revenue", ttl_ms=600_000)
     with pytest.raises(LockHeld) as refused:
-        cluster.coordinator().acquire(table, "etl-2", ["revenue", "tags"])
+        cluster.coordinator().locks.acquire(table, "etl-2", ["revenue", "tags"])
     assert re.fullmatch(
         r"columns orders, revenue of table customers \(epoch 1; times in UTC\) are held by `etl-1` "
-        r"until (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d; wait, or `tallybook locks release customers "
-        r"etl-1`",
+        r"until (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d, and longer if its job renews the lock; wait or, "
+        r"if that job is gone, `tallybook locks release customers etl-1 --force`",
         str(refused.value),
     )
     lock.commit(0, LATER, [])
-    assert set(coordinator.records(table)) == {"etl-1"}
+    assert set(coordinator.locks.records(table)) == {"etl-1"}
 
 
 def test_the_expiry_in_a_refusal_is_by_the_store_s_clock_and_has_a_day_if_not_today() -> None:
     memory = MemoryCoordination(clock_ms=1_754_049_600_000)  # 2025-08-01 12:00:00 UTC
     coordinator = Coordinator(memory.connect())
-    table = coordinator.create_table("customers", DEFINITION)
-    coordinator.acquire(table, "etl-1", ["orders"], ttl_ms=190_000)
-    coordinator.acquire(table, "my etl", ["tags"], ttl_ms=86_400_000)
+    table = coordinator.tables.create("customers", DEFINITION)
+    coordinator.locks.acquire(table, "etl-1", ["orders"], ttl_ms=190_000)
+    coordinator.locks.acquire(table, "my etl", ["tags"], ttl_ms=86_400_000)
     with pytest.raises(
         LockHeld,
-        match="held by `etl-1` until 12:03:10; wait, or `tallybook locks release customers etl-1`",
+        match=r"held by `etl-1` until 12:03:10, .* locks release customers etl-1 --force`",
     ):
-        coordinator.acquire(table, "etl-2", ["orders"])
+        coordinator.locks.acquire(table, "etl-2", ["orders"])
     with pytest.raises(
         LockHeld,
-        match="until 2025-08-02 12:00:00; wait, or `tallybook locks release customers 'my etl'`",
+        match=r"until 2025-08-02 12:00:00, .* locks release customers 'my etl' --force`",
     ):
-        coordinator.acquire(table, "etl-2", ["tags"])
+        coordinator.locks.acquire(table, "etl-2", ["tags"])
 
 
 def test_locks_on_disjoint_columns_do_not_block_each_other(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     first = ready(coordinator, table, "etl-1", "orders", "tags")
     second = ready(cluster.coordinator(), table, "etl-2", "revenue")
@@ -137,53 +143,53 @@ def test_locks_on_disjoint_columns_do_not_block_each_other(
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("by", ["itself", "another", "forget"])
 def test_a_fenced_holder_fails_on_its_next_call_whatever_it_is(
-    cluster: Cluster, coordinator: Coordinator, table: Table, call: str, by: str
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, call: str, by: str
 ) -> None:
-    lock = coordinator.acquire(table, "etl-1", ["orders"])
+    lock = coordinator.locks.acquire(table, "etl-1", ["orders"])
     if call != "ready":
         lock.ready(ENDS, [])
     other = cluster.coordinator()
     if by == "itself":
-        other.acquire(table, "etl-1", ["tags"])
+        other.locks.acquire(table, "etl-1", ["tags"])
         now = "was acquired again, with epoch 2"
     else:
         cluster.expire(table, "etl-1")
-        other.acquire(table, "etl-2", ["orders"])
+        other.locks.acquire(table, "etl-2", ["orders"])
         now = "was taken over or released"
         if by == "forget":
-            other.forget(table, "etl-1")
+            other.locks.forget(table, "etl-1")
             now = "is gone: forgotten, or its table was dropped"
-    before = other.records(table)
+    before = other.locks.records(table)
     for again in (call, *CALLS):
         message = rf"^the lock of `etl-1` \(epoch 1\) {now}; stop for good$"
         with pytest.raises(Fenced, match=message):
             CALLS[again](lock)
         assert lock.state is LockState.FENCED
-    assert other.records(table) == before
+    assert other.locks.records(table) == before
 
 
 def test_only_the_epoch_that_was_asked_for_is_succeeded(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     first = ready(coordinator, table, "etl-1", "orders")
-    second = coordinator.acquire(table, "etl-1", ["orders"], only_epoch=first.epoch)
+    second = coordinator.locks.acquire(table, "etl-1", ["orders"], only_epoch=first.epoch)
     with pytest.raises(Fenced, match="was at epoch 1 and is at epoch 2; stop for good"):
-        coordinator.acquire(table, "etl-1", ["orders"], only_epoch=first.epoch)
+        coordinator.locks.acquire(table, "etl-1", ["orders"], only_epoch=first.epoch)
     second.ready(ENDS, [])
     second.release()
     with pytest.raises(Fenced, match="was at epoch 2 and is no longer held; stop for good"):
-        coordinator.acquire(table, "etl-1", ["orders"], only_epoch=second.epoch)
+        coordinator.locks.acquire(table, "etl-1", ["orders"], only_epoch=second.epoch)
     with pytest.raises(Fenced, match="was at epoch 7 and is gone; stop for good"):
-        coordinator.acquire(table, "etl-9", ["orders"], only_epoch=7)
+        coordinator.locks.acquire(table, "etl-9", ["orders"], only_epoch=7)
 
 
 def test_epochs_rise_over_all_owners_and_outlive_them(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     epochs = []
     for owner in ("etl-1", "etl-2", "etl-1", "etl-3"):
         lock = ready(coordinator, table, owner, "orders")
         epochs.append(lock.epoch)
         lock.release()
-        coordinator.forget(table, owner)
+        coordinator.locks.forget(table, owner)
     assert epochs == [1, 2, 3, 4]

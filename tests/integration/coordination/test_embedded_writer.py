@@ -6,31 +6,30 @@ from typing import Any
 
 import pytest
 
-from locks import Fenced
-from merge_engine import LocalStorage
-from merge_engine.failpoints import arm
-from recovery.embedded import EmbeddedAccess
-from recovery.errors import OldEpoch
-from recovery.one_leader import OneLeader
-from recovery.redo import RedoLog
-from recovery.rows import Rows
-from recovery.writer import TableWriter
-from tests.coordinators import Cluster
-from tests.faulty_storage import interrupt
-from tests.memory_log import MemoryLog
-from tests.writer_table import definition
+from foundation.errors import Fenced, OldEpoch
+from foundation.failpoints import arm
+from merge_engine.storage.objects import LocalStorage
+from recovery.writer.redo import RedoLog
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
+from tests.support.catalog_access import CatalogAccess
+from tests.support.coordinators import Cluster
+from tests.support.faulty_storage import interrupt
+from tests.support.memory_log import MemoryLog
+from tests.support.one_leader import OneLeader
+from tests.support.writer_table import definition
 
 
 @pytest.fixture
 def leader(cluster: Cluster, tmp_path: Path) -> Iterator[OneLeader]:
-    cluster.coordinator().create_table("t", definition(partitioned=True))
+    cluster.coordinator().tables.create("t", definition(partitioned=True))
     made = OneLeader(cluster.connect, "t", LocalStorage(tmp_path / "logs"), tmp_path / "views")
     yield made
     made.close()
 
 
 def start(cluster: Cluster, leader: OneLeader, owner: str, **settings: Any) -> TableWriter:
-    access = EmbeddedAccess(cluster.connect, "t", leader)
+    access = CatalogAccess(cluster.connect, "t", leader)
     return TableWriter(access, owner, ["x"], handover=True, deadline_s=20, **settings).start()
 
 
@@ -39,7 +38,7 @@ def rows(amount: int) -> Rows:
 
 
 def values(cluster: Cluster, leader: OneLeader) -> set[int]:
-    keys = EmbeddedAccess(cluster.connect, "t", leader).bucket_keys()
+    keys = CatalogAccess(cluster.connect, "t", leader).bucket_ids()
     [leading] = leader.leading(keys)
     found = [
         row["x"]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from locks import EmbeddedZooKeeper, ServerNotStarted
-from locks.store import Create
-from tests.zookeeper_server import needs_java, session, wait_until
+from foundation.errors import ServerNotStarted
+from locks.store.base import Create
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from tests.support.zookeeper_server import needs_java, session, wait_until
 
 
 def is_alive(pid: int) -> bool:
@@ -90,7 +91,7 @@ def test_a_java_that_does_not_run_is_an_error(
 
 STARTER = """
 import sys
-from locks import EmbeddedZooKeeper
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 server = EmbeddedZooKeeper(sys.argv[1]).start()
 print(server.pid, server._process._guardian.pid, flush=True)
 sys.stdin.read()

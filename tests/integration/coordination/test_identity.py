@@ -5,30 +5,31 @@ from dataclasses import replace
 
 import pytest
 
-from locks import (
-    BucketKey,
-    ColumnLock,
-    Coordinator,
+from foundation.errors import (
     CorruptRecord,
     Fenced,
     HandoverNeeded,
-    LeadKey,
-    ListedSnapshot,
     LockHeld,
-    MemoryCoordination,
-    Table,
     TableAltered,
     Unavailable,
 )
-from locks.acquisition import unpaid
-from locks.coordinator import DEFAULT_TTL_MS
-from locks.leases import SHORTEST_LEASE_MS
-from locks.paths import (
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.column_locks.acquisition import unpaid
+from locks.column_locks.column_lock import ColumnLock
+from locks.column_locks.locks import DEFAULT_TTL_MS
+from locks.coordinator import Coordinator
+from locks.snapshots.leases import SHORTEST_LEASE_MS
+from locks.snapshots.list_records import ListedSnapshot
+from locks.store.base import Create, Node, Write
+from locks.store.memory import MemoryCoordination
+from locks.store.paths import (
     DROPPED,
     IDS,
     NEXT_TABLE_ID,
     dropped_path,
     epoch_path,
+    leader_path,
     lease_path,
     owner_path,
     partitions_path,
@@ -37,8 +38,7 @@ from locks.paths import (
     table_name_path,
     table_path,
 )
-from locks.store import Create, Node, Write
-from tests.coordinators import (
+from tests.support.coordinators import (
     CALLS,
     COLUMNS,
     DEFINITION,
@@ -48,7 +48,7 @@ from tests.coordinators import (
     just_before_the_next_transaction,
     ready,
 )
-from tests.lossy import LOSSES, LossyStore
+from tests.support.lossy import LOSSES, LossyStore
 
 # Records are read together, or not at all
 
@@ -72,30 +72,30 @@ def in_between(
 
 
 def test_a_debt_that_moves_while_records_are_read_is_seen(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready(coordinator, table, "z", "orders").abandon()
     reader = cluster.coordinator()
 
     def move_to(owner: str) -> object:
         # "0" is new, so it is not among the owners that were listed before.
-        return lambda: coordinator.acquire(table, owner, ["orders"], handover=True).abandon()
+        return lambda: coordinator.locks.acquire(table, owner, ["orders"], handover=True).abandon()
 
     left = in_between(monkeypatch, reader, [move_to("a"), move_to("0"), move_to("z")])
-    records = reader.records(table)
+    records = reader.locks.records(table)
     assert left == []
     debts = [debt for owner, record in records.items() for debt in unpaid(owner, record)]
     assert [(debt.owner, debt.columns) for debt in debts] == [("z", (11,))]
 
 
 def test_who_never_gets_to_read_all_records_at_once_is_told_so(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impatient = Coordinator(cluster.coordinator().store, deadline_s=0.0)
-    acquire = [lambda: coordinator.acquire(table, "a", ["orders"])] * 1_000
+    acquire = [lambda: coordinator.locks.acquire(table, "a", ["orders"])] * 1_000
     in_between(monkeypatch, impatient, acquire)
     with pytest.raises(Unavailable, match="acquired again and again for 0 s while they were read"):
-        impatient.records(table)
+        impatient.locks.records(table)
 
 
 # A record that was forgotten is blank, not gone: its versions go on
@@ -103,35 +103,35 @@ def test_who_never_gets_to_read_all_records_at_once_is_told_so(
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_an_owner_was_before_it_was_forgotten_is_not_taken_for_what_it_is(
-    cluster: Cluster, coordinator: Coordinator, table: Table, name: str
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, name: str
 ) -> None:
     def incarnation() -> ColumnLock:
         """Return one that may make the call, after as many writes as any other."""
-        lock = cluster.coordinator().acquire(table, "job", ["orders"], handover=True)
+        lock = cluster.coordinator().locks.acquire(table, "job", ["orders"], handover=True)
         if name != "ready":
             lock.ready(ENDS, [])
         return lock
 
     old = incarnation()
     ready(coordinator, table, "job", "orders").release()
-    coordinator.forget(table, "job")
+    coordinator.locks.forget(table, "job")
     new = incarnation()
     with pytest.raises(Fenced, match="was acquired again, with epoch 3"):
         CALLS[name](old)
-    assert coordinator.record(table, "job") == new.record
+    assert coordinator.locks.record(table, "job") == new.record
     if name == "ready":
         new.ready(ENDS, [])
     new.commit(0, LATER, [])
 
 
 def test_epochs_go_on_rising_behind_a_record_that_was_forgotten(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     before = ready(coordinator, table, "job", "orders", query_id="q")
     before.commit(4, LATER, [])
     before.release()
-    coordinator.forget(table, "job")
-    coordinator.forget(table, "job")
+    coordinator.locks.forget(table, "job")
+    coordinator.locks.forget(table, "job")
     after = ready(coordinator, table, "job", "orders")
     assert after.epoch > before.epoch
     # All else is as if the owner had never been.
@@ -139,12 +139,14 @@ def test_epochs_go_on_rising_behind_a_record_that_was_forgotten(
     after.commit(0, LATER, [])
 
 
-def test_who_was_forgotten_is_not_among_the_owners(coordinator: Coordinator, table: Table) -> None:
+def test_who_was_forgotten_is_not_among_the_owners(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
     ready(coordinator, table, "job", "orders").release()
-    coordinator.forget(table, "job")
-    assert coordinator.record(table, "job") is None
-    assert coordinator.records(table) == {}
-    assert coordinator.list_locks(table) == []
+    coordinator.locks.forget(table, "job")
+    assert coordinator.locks.record(table, "job") is None
+    assert coordinator.locks.records(table) == {}
+    assert coordinator.locks.all(table) == []
     coordinator.drop_table(table)
 
 
@@ -152,11 +154,11 @@ def test_who_was_forgotten_is_not_among_the_owners(coordinator: Coordinator, tab
 
 
 def test_another_query_under_a_known_owner_is_a_change_of_hands(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     ready(coordinator, table, "nightly", "orders", query_id="monday").commit(0, LATER, [])
     with pytest.raises(HandoverNeeded, match=r"for query monday \(batch 0\), and now asks for"):
-        coordinator.acquire(table, "nightly", ["orders"], query_id="tuesday")
+        coordinator.locks.acquire(table, "nightly", ["orders"], query_id="tuesday")
     again = ready(coordinator, table, "nightly", "orders", query_id="monday")
     assert (again.record.query_id, again.record.query_start) == ("monday", 0)
     next_ = ready(coordinator, table, "nightly", "orders", query_id="tuesday", handover=True)
@@ -165,11 +167,11 @@ def test_another_query_under_a_known_owner_is_a_change_of_hands(
     restarted = ready(coordinator, table, "nightly", "orders", query_id="tuesday")
     assert (restarted.record.query_start, restarted.batch) == (1, 1)
     with pytest.raises(HandoverNeeded, match="query tuesday"):
-        coordinator.acquire(table, "nightly", ["orders"], query_id="monday")
+        coordinator.locks.acquire(table, "nightly", ["orders"], query_id="monday")
 
 
 def test_a_query_that_has_committed_nothing_has_nothing_to_hand_over(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     ready(coordinator, table, "nightly", "orders", query_id="monday").release()
     lock = ready(coordinator, table, "nightly", "orders", query_id="tuesday")
@@ -177,57 +179,59 @@ def test_a_query_that_has_committed_nothing_has_nothing_to_hand_over(
 
 
 def test_a_promised_batch_counts_for_the_query_that_promised_it(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     ready(coordinator, table, "nightly", "orders", query_id="monday").prepare(4, "there")
     with pytest.raises(HandoverNeeded, match="batch 4"):
-        coordinator.acquire(table, "nightly", ["orders"], query_id="tuesday")
-    lock = coordinator.acquire(table, "nightly", ["orders"], query_id="tuesday", handover=True)
+        coordinator.locks.acquire(table, "nightly", ["orders"], query_id="tuesday")
+    lock = coordinator.locks.acquire(
+        table, "nightly", ["orders"], query_id="tuesday", handover=True
+    )
     assert (lock.batch, lock.record.query_start) == (4, 5)
 
 
 def test_who_is_no_query_leaves_the_count_alone_unless_it_takes_it_over(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     ready(coordinator, table, "job", "orders", query_id="q").commit(0, LATER, [])
     ready(coordinator, table, "job", "orders").release()
-    assert coordinator.records(table)["job"].query_id == "q"
+    assert coordinator.locks.records(table)["job"].query_id == "q"
     lock = ready(coordinator, table, "job", "orders", query_id="r", handover=True)
     lock.commit(1, LATER, [])
     taken = ready(coordinator, table, "job", "orders", handover=True)
     assert (taken.record.query_id, taken.record.query_start, taken.batch) == ("", 0, 1)
     with pytest.raises(HandoverNeeded, match="for a writer that is no query"):
-        coordinator.acquire(table, "job", ["orders"], query_id="r")
+        coordinator.locks.acquire(table, "job", ["orders"], query_id="r")
 
 
 # Columns by their ids
 
 
 def test_a_column_is_locked_by_id_whatever_its_name_is(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     columns = {**COLUMNS, "orders": 12, "revenue": 11}
     swapped = coordinator.alter_table(table, replace(DEFINITION, columns=columns))
-    assert coordinator.acquire(swapped, "a", [11]).columns == (11,)
-    assert coordinator.acquire(swapped, "b", ["orders"]).columns == (12,)
+    assert coordinator.locks.acquire(swapped, "a", [11]).columns == (11,)
+    assert coordinator.locks.acquire(swapped, "b", ["orders"]).columns == (12,)
     # Whoever had a column that was dropped must be able to come back, and recover.
-    assert coordinator.acquire(swapped, "c", [14, 99]).columns == (14, 99)
+    assert coordinator.locks.acquire(swapped, "c", [14, 99]).columns == (14, 99)
 
 
 def test_a_column_that_a_live_lock_pins_is_not_dropped_unless_forced(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     without = replace(DEFINITION, columns={"revenue": 12, "status": 13, "tags": 14})
     ready(coordinator, table, "etl-1", "orders")
     cluster.expire(table, "etl-1")
-    payer = coordinator.acquire(table, "etl-2", ["orders", "tags"])
+    payer = coordinator.locks.acquire(table, "etl-2", ["orders", "tags"])
     others = replace(DEFINITION, columns={name: COLUMNS[name] for name in ("orders", "tags")})
     renamed = replace(DEFINITION, columns={**COLUMNS, "new": 15})
     table = coordinator.alter_table(table, others)
     table = coordinator.alter_table(table, renamed)
     with pytest.raises(LockHeld, match="are held by `etl-2` until"):
         coordinator.alter_table(table, without)
-    assert coordinator.table("customers") == table
+    assert coordinator.tables.get("customers") == table
     payer.abandon()
     table = coordinator.alter_table(table, without)
     table = coordinator.alter_table(table, DEFINITION)
@@ -236,10 +240,10 @@ def test_a_column_that_a_live_lock_pins_is_not_dropped_unless_forced(
 
 
 def test_a_column_of_a_debt_is_pinned_as_the_lock_s_own_are(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     ready(coordinator, table, "etl-1", "orders")
-    payer = coordinator.acquire(table, "etl-1", ["tags"])
+    payer = coordinator.locks.acquire(table, "etl-1", ["tags"])
     without = replace(DEFINITION, columns={"tags": 14})
     with pytest.raises(LockHeld, match="with a debt of `etl-1` on orders to pay"):
         coordinator.alter_table(table, without)
@@ -252,17 +256,17 @@ def test_a_lock_that_is_renewed_just_before_its_column_is_dropped_is_noticed(
 ) -> None:
     memory = MemoryCoordination()
     coordinator, other = Coordinator(memory.connect()), Coordinator(memory.connect())
-    table = coordinator.create_table("t", DEFINITION)
+    table = coordinator.tables.create("t", DEFINITION)
     lock = ready(other, table, "etl-1", "orders")
     memory.advance(DEFAULT_TTL_MS)
     just_before_the_next_transaction(coordinator, lock.renew, monkeypatch)
     with pytest.raises(LockHeld, match="are held by `etl-1` until"):
         coordinator.alter_table(table, replace(DEFINITION, columns={"tags": 14}))
-    assert other.table("t") == table
+    assert other.tables.get("t") == table
 
 
 def test_a_lock_that_is_acquired_just_before_its_column_is_dropped_is_noticed(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = cluster.coordinator()
     real = coordinator.store.transact
@@ -270,14 +274,14 @@ def test_a_lock_that_is_acquired_just_before_its_column_is_dropped_is_noticed(
 
     def transact(operations: Sequence[object]) -> None:
         if not acquired:
-            acquired.append(other.acquire(table, "etl-1", ["orders"]))
+            acquired.append(other.locks.acquire(table, "etl-1", ["orders"]))
         real(operations)  # type: ignore[arg-type]
 
     monkeypatch.setattr(coordinator.store, "transact", transact)
     without = replace(DEFINITION, columns={"tags": 14})
     with pytest.raises(LockHeld, match="are held by `etl-1` until"):
         coordinator.alter_table(table, without)
-    assert other.table("customers") == table
+    assert other.tables.get("customers") == table
 
 
 # An alteration of unknown outcome
@@ -290,12 +294,12 @@ def test_an_alteration_that_happened_is_no_failure_though_somebody_altered_behin
     memory = MemoryCoordination()
     losing = LossyStore(memory)
     coordinator, other = Coordinator(losing), Coordinator(memory.connect())
-    table = coordinator.create_table("t", DEFINITION)
+    table = coordinator.tables.create("t", DEFINITION)
     ours = replace(DEFINITION, schema='{"ours": 1}', former=(DEFINITION.schema,))
-    happened: list[Table] = []
+    happened: list[CatalogTable] = []
 
     def somebody_alters() -> None:
-        now = other.table("t")
+        now = other.tables.get("t")
         if now.version == 1 and not happened:
             former = (*ours.former, ours.schema)
             theirs = replace(ours, schema='{"theirs": 1}', former=former)
@@ -305,7 +309,7 @@ def test_an_alteration_that_happened_is_no_failure_though_somebody_altered_behin
     losing.lose(*losses)
     altered = coordinator.alter_table(table, ours)
     losing.lose()
-    assert altered == other.table("t")
+    assert altered == other.tables.get("t")
     assert ours.schema in (altered.definition.schema, *altered.definition.former)
     assert bool(happened) == ("answer" in losses)
 
@@ -314,12 +318,12 @@ def test_the_same_alteration_by_somebody_else_is_as_good_as_ours() -> None:
     memory = MemoryCoordination()
     losing = LossyStore(memory)
     coordinator, other = Coordinator(losing), Coordinator(memory.connect())
-    table = coordinator.create_table("t", DEFINITION)
+    table = coordinator.tables.create("t", DEFINITION)
     ours = replace(DEFINITION, schema='{"ours": 1}', former=(DEFINITION.schema,))
-    losing.after_a_loss = lambda: other.alter_table(other.table("t"), ours)
+    losing.after_a_loss = lambda: other.alter_table(other.tables.get("t"), ours)
     losing.lose("request")
-    assert coordinator.alter_table(table, ours) == other.table("t")
-    assert other.table("t").version == 1
+    assert coordinator.alter_table(table, ours) == other.tables.get("t")
+    assert other.tables.get("t").version == 1
     # Who knows that nothing of its own was sent is told to look again.
     with pytest.raises(TableAltered, match="was altered meanwhile"):
         coordinator.alter_table(table, ours)
@@ -329,9 +333,9 @@ def test_an_alteration_that_never_happened_is_told_from_one_that_did() -> None:
     memory = MemoryCoordination()
     losing = LossyStore(memory)
     coordinator, other = Coordinator(losing), Coordinator(memory.connect())
-    table = coordinator.create_table("t", DEFINITION)
+    table = coordinator.tables.create("t", DEFINITION)
     theirs = replace(DEFINITION, schema='{"theirs": 1}', former=(DEFINITION.schema,))
-    losing.after_a_loss = lambda: other.alter_table(other.table("t"), theirs)
+    losing.after_a_loss = lambda: other.alter_table(other.tables.get("t"), theirs)
     losing.lose("request")
     with pytest.raises(TableAltered, match="was altered meanwhile"):
         coordinator.alter_table(table, replace(DEFINITION, schema='{"ours": 1}'))
@@ -340,30 +344,32 @@ def test_an_alteration_that_never_happened_is_told_from_one_that_did() -> None:
 # Every byte is checked
 
 
-def test_a_flipped_bit_is_found_in_whatever_is_kept(coordinator: Coordinator, table: Table) -> None:
-    ready(coordinator, table, "a", "orders").commit(0, {BucketKey(0, 0): 5}, [])
-    coordinator.create_partition(table, b"day")
-    gone = coordinator.create_table("gone", DEFINITION)
+def test_a_flipped_bit_is_found_in_whatever_is_kept(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
+    ready(coordinator, table, "a", "orders").commit(0, {BucketId(0, 0): 5}, [])
+    coordinator.partitions.create(table, b"day")
+    gone = coordinator.tables.create("gone", DEFINITION)
     coordinator.drop_table(gone)
-    server = coordinator.register_server("127.0.0.1:7070")
-    lead = LeadKey(table.table_id, BucketKey(0, 0))
-    coordinator.take_lead(server, [lead])
+    server = coordinator.servers.register("127.0.0.1:7070")
+    lead = LeadKey(table.table_id, BucketId(0, 0))
+    coordinator.leaders.take(server, [lead])
     listed = coordinator.snapshots.claim(lead, 3)
     one = ListedSnapshot(snapshot_id=1, term=3, applied=9, stable=8, created_ms=7, bytes=6)
     coordinator.snapshots.add(listed, one, 2)
-    coordinator.leases.acquire(table.table_id, "reader", {lead.key: 1}, SHORTEST_LEASE_MS)
+    coordinator.leases.acquire(table.table_id, "reader", {lead.bucket: 1}, SHORTEST_LEASE_MS)
     reading: dict[str, Callable[[], object]] = {
-        dropped_path(gone.table_id): coordinator.dropped_tables,
-        server_path(server.name): coordinator.list_servers,
-        lead.path: coordinator.leaders,
+        dropped_path(gone.table_id): coordinator.dropped.all,
+        server_path(server.name): coordinator.servers.all,
+        leader_path(str(lead)): coordinator.leaders.all,
         snapshot_list_path(table.table_id, 0, 0): lambda: coordinator.snapshots.read(lead),
         lease_path(table.table_id, "reader"): lambda: coordinator.leases.all(table.table_id),
-        table_path(table.table_id): lambda: coordinator.table("customers"),
-        table_name_path("customers"): lambda: coordinator.table("customers"),
-        partitions_path(table.table_id): lambda: coordinator.partitions(table),
-        owner_path(table.table_id, "a"): lambda: coordinator.records(table),
-        epoch_path(table.table_id): lambda: coordinator.records(table),
-        NEXT_TABLE_ID: lambda: coordinator.create_table("another", DEFINITION),
+        table_path(table.table_id): lambda: coordinator.tables.get("customers"),
+        table_name_path("customers"): lambda: coordinator.tables.get("customers"),
+        partitions_path(table.table_id): lambda: coordinator.partitions.ids(table),
+        owner_path(table.table_id, "a"): lambda: coordinator.locks.records(table),
+        epoch_path(table.table_id): lambda: coordinator.locks.records(table),
+        NEXT_TABLE_ID: lambda: coordinator.tables.create("another", DEFINITION),
     }
     store = coordinator.store
     for path, read in reading.items():
@@ -390,4 +396,4 @@ def test_a_node_that_is_nobody_s_is_an_error_that_says_where(
 ) -> None:
     coordinator.store.transact([Create(f"{parent}/notes", b"")])
     with pytest.raises(CorruptRecord, match=f"{parent}/notes is not a number"):
-        _ = coordinator.list_tables_by_id(), coordinator.dropped_tables()
+        _ = coordinator.tables.all(), coordinator.dropped.all()

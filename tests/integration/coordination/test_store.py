@@ -11,11 +11,22 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
-from locks import CoordinationStore, EmbeddedZooKeeper, MemoryCoordination, ZooKeeperStore
-from locks.errors import AccessDenied, RecordTooLarge, SessionLost
-from locks.store import MAX_TRANSACTION_BYTES, Check, Conflict, Create, Delete, Node, Write
-from tests.coordinators import Cluster
-from tests.zookeeper_server import chroot, wait_until
+from foundation.errors import AccessDenied, RecordTooLarge, SessionLost
+from locks.store.base import (
+    MAX_TRANSACTION_BYTES,
+    Check,
+    Conflict,
+    CoordinationStore,
+    Create,
+    Delete,
+    Node,
+    Write,
+)
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.memory import MemoryCoordination
+from locks.store.zookeeper import ZooKeeperStore
+from tests.support.coordinators import Cluster
+from tests.support.zookeeper_server import chroot, wait_until
 
 Connect = Callable[[], CoordinationStore]
 

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from locks import (
-    Coordinator,
+from foundation.errors import (
     Fenced,
-    InvalidRequest,
+    InvalidInput,
     LockHeld,
     SessionLost,
-    Table,
     TableAltered,
     TableExists,
     UnknownTable,
 )
-from tests.coordinators import (
+from locks.catalog.definitions import CatalogTable
+from locks.coordinator import Coordinator
+from tests.support.coordinators import (
     COLUMNS,
     DEFINITION,
     LATER,
@@ -26,64 +26,66 @@ from tests.coordinators import (
 
 
 def test_a_table_is_found_by_name_and_by_id(coordinator: Coordinator, cluster: Cluster) -> None:
-    assert coordinator.list_tables() == []
-    table = coordinator.create_table("customers", DEFINITION)
-    coordinator.create_table("a.b-c_9", DEFINITION)
+    assert coordinator.tables.names() == []
+    table = coordinator.tables.create("customers", DEFINITION)
+    coordinator.tables.create("a.b-c_9", DEFINITION)
     other = cluster.coordinator()
-    assert other.table("customers") == table
-    assert other.table_by_id(table.table_id) == table
-    assert other.list_tables() == ["a.b-c_9", "customers"]
+    assert other.tables.get("customers") == table
+    assert other.tables.get_by_id(table.table_id) == table
+    assert other.tables.names() == ["a.b-c_9", "customers"]
     assert table.definition == DEFINITION
 
 
-def test_a_table_of_a_name_that_is_taken_is_refused(coordinator: Coordinator, table: Table) -> None:
+def test_a_table_of_a_name_that_is_taken_is_refused(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
     with pytest.raises(TableExists, match="there is a table customers already"):
-        coordinator.create_table("customers", DEFINITION)
+        coordinator.tables.create("customers", DEFINITION)
 
 
 def test_an_unknown_table_is_an_error_that_lists_the_known_ones(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     with pytest.raises(UnknownTable, match="no table orders; the tables are: customers"):
-        coordinator.table("orders")
+        coordinator.tables.get("orders")
     with pytest.raises(UnknownTable, match="no table with id 999"):
-        coordinator.table_by_id(999)
+        coordinator.tables.get_by_id(999)
 
 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "/a", "../x", "a b", "-a", ".a", "ü", "x" * 201]
 )
 def test_a_table_name_with_tricks_is_refused(coordinator: Coordinator, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="is not a table name"):
-        coordinator.create_table(name, DEFINITION)
-    with pytest.raises(InvalidRequest, match="is not a table name"):
-        coordinator.table(name)
+    with pytest.raises(InvalidInput, match="is not a table name"):
+        coordinator.tables.create(name, DEFINITION)
+    with pytest.raises(InvalidInput, match="is not a table name"):
+        coordinator.tables.get(name)
 
 
 def test_a_re_created_table_has_a_new_id_and_no_locks(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     ready(coordinator, table, "etl-1", "orders").release()
     coordinator.drop_table(table)
-    assert coordinator.list_tables() == []
+    assert coordinator.tables.names() == []
     with pytest.raises(UnknownTable):
-        coordinator.table_by_id(table.table_id)
-    again = coordinator.create_table("customers", DEFINITION)
+        coordinator.tables.get_by_id(table.table_id)
+    again = coordinator.tables.create("customers", DEFINITION)
     assert again.table_id > table.table_id
-    assert coordinator.list_locks(again) == []
+    assert coordinator.locks.all(again) == []
     with pytest.raises(UnknownTable, match="was dropped"):
-        coordinator.acquire(table, "etl-1", ["orders"])
+        coordinator.locks.acquire(table, "etl-1", ["orders"])
     with pytest.raises(UnknownTable, match="was dropped"):
         coordinator.drop_table(table)
-    assert coordinator.table("customers") == again
+    assert coordinator.tables.get("customers") == again
 
 
 def test_a_table_is_altered_by_whoever_saw_it_last(
-    cluster: Cluster, coordinator: Coordinator, table: Table
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     wider = replace(DEFINITION, columns={**COLUMNS, "visits": 15})
     altered = coordinator.alter_table(table, wider)
-    assert cluster.coordinator().table("customers") == altered
+    assert cluster.coordinator().tables.get("customers") == altered
     assert altered.version == table.version + 1
     with pytest.raises(TableAltered, match=r"altered meanwhile \(version 1, not 0\)"):
         coordinator.alter_table(table, replace(DEFINITION, buckets=9))
@@ -93,7 +95,7 @@ def test_a_table_is_altered_by_whoever_saw_it_last(
 
 
 def test_a_table_with_a_live_lock_is_dropped_only_by_force_which_fences(
-    coordinator: Coordinator, table: Table
+    coordinator: Coordinator, table: CatalogTable
 ) -> None:
     lock = ready(coordinator, table, "etl-1", "orders")
     with pytest.raises(LockHeld, match="held by `etl-1`"):
@@ -104,7 +106,7 @@ def test_a_table_with_a_live_lock_is_dropped_only_by_force_which_fences(
 
 
 def test_a_lock_that_comes_alive_while_its_table_is_dropped_is_in_the_way(
-    cluster: Cluster, coordinator: Coordinator, table: Table, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = expired_lock_that_commits_in_between(cluster, coordinator, table, monkeypatch)
     if cluster.memory is not None:
@@ -121,11 +123,11 @@ def test_servers_are_listed_while_their_session_lasts(
     cluster: Cluster, coordinator: Coordinator
 ) -> None:
     other = cluster.coordinator()
-    first = other.register_server("127.0.0.1:1")
-    second = coordinator.register_server("127.0.0.1:2")
-    assert sorted(s.address for s in coordinator.list_servers()) == ["127.0.0.1:1", "127.0.0.1:2"]
-    assert first.name != other.register_server("127.0.0.1:1").name
+    first = other.servers.register("127.0.0.1:1")
+    second = coordinator.servers.register("127.0.0.1:2")
+    assert sorted(s.address for s in coordinator.servers.all()) == ["127.0.0.1:1", "127.0.0.1:2"]
+    assert first.name != other.servers.register("127.0.0.1:1").name
     other.store.close()
-    assert coordinator.list_servers() == [second]
+    assert coordinator.servers.all() == [second]
     with pytest.raises(SessionLost):
-        other.list_servers()
+        other.servers.all()

@@ -4,19 +4,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from locks import (
-    ColumnLock,
-    Coordinator,
-    Fenced,
-    MemoryCoordination,
-    MemoryStore,
-    RewoundBatch,
-    Table,
-    Unavailable,
-    UnknownOutcome,
-)
-from locks.store import Operation
-from tests.coordinators import LATER, ready
+from foundation.errors import Fenced, RewoundBatch, Unavailable, UnknownOutcome
+from locks.catalog.definitions import CatalogTable
+from locks.column_locks.column_lock import ColumnLock
+from locks.coordinator import Coordinator
+from locks.store.base import Operation
+from locks.store.memory import MemoryCoordination, MemoryStore
+from tests.support.coordinators import LATER, ready
 
 
 class Unanswering(MemoryStore):
@@ -48,7 +42,7 @@ def coordinator(store: Unanswering) -> Coordinator:
 
 
 @pytest.fixture
-def lock(coordinator: Coordinator, table: Table) -> ColumnLock:
+def lock(coordinator: Coordinator, table: CatalogTable) -> ColumnLock:
     return ready(coordinator, table, "etl-1", "orders")
 
 
@@ -61,7 +55,7 @@ def apply_without_an_answer(store: Unanswering, call: Callable[[], None]) -> Non
 
 
 def test_a_commit_of_unknown_outcome_is_found_out_by_the_next_call(
-    store: Unanswering, coordinator: Coordinator, table: Table, lock: ColumnLock
+    store: Unanswering, coordinator: Coordinator, table: CatalogTable, lock: ColumnLock
 ) -> None:
     for batch, applied in enumerate([False, True]):
         store.applies = applied
@@ -76,16 +70,16 @@ def test_a_commit_of_unknown_outcome_is_found_out_by_the_next_call(
         else:
             lock.commit(batch, LATER, [])
         assert lock.batch == batch
-    assert coordinator.records(table)["etl-1"] == lock.record
+    assert coordinator.locks.records(table)["etl-1"] == lock.record
 
 
 def test_a_lock_that_was_abandoned_without_an_answer_lives_on_with_the_next_call(
-    store: Unanswering, coordinator: Coordinator, table: Table, lock: ColumnLock
+    store: Unanswering, coordinator: Coordinator, table: CatalogTable, lock: ColumnLock
 ) -> None:
     apply_without_an_answer(store, lock.abandon)
-    assert coordinator.records(table)["etl-1"].abandoned
+    assert coordinator.locks.records(table)["etl-1"].abandoned
     lock.commit(0, LATER, [])
-    assert not coordinator.records(table)["etl-1"].abandoned
+    assert not coordinator.locks.records(table)["etl-1"].abandoned
 
 
 def test_a_lock_that_was_released_without_an_answer_is_found_released(
@@ -97,11 +91,11 @@ def test_a_lock_that_was_released_without_an_answer_is_found_released(
 
 
 def test_an_acquire_without_an_answer_is_harmless_and_may_be_repeated(
-    store: Unanswering, coordinator: Coordinator, table: Table
+    store: Unanswering, coordinator: Coordinator, table: CatalogTable
 ) -> None:
     for applied in (False, True):
         store.applies = applied
         with pytest.raises((UnknownOutcome, Unavailable)):
-            coordinator.acquire(table, "etl-1", ["orders"])
+            coordinator.locks.acquire(table, "etl-1", ["orders"])
     store.applies = None
     ready(coordinator, table, "etl-1", "orders").release()

@@ -8,11 +8,14 @@ from typing import TypeVar
 
 import pytest
 
-from locks import ColumnLock, Coordinator, EmbeddedZooKeeper, LockHeld, UnknownOutcome
-from locks.store import Create, Write
-from tests.coordinators import DEFINITION, ENDS, LATER, ready
-from tests.zookeeper_proxy import Proxy
-from tests.zookeeper_server import chroot, session, wait_until
+from foundation.errors import LockHeld, UnknownOutcome
+from locks.column_locks.column_lock import ColumnLock
+from locks.coordinator import Coordinator
+from locks.store.base import Create, Write
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from tests.support.coordinators import DEFINITION, ENDS, LATER, ready
+from tests.support.zookeeper_proxy import Proxy
+from tests.support.zookeeper_server import chroot, session, wait_until
 
 Result = TypeVar("Result")
 
@@ -52,29 +55,29 @@ def test_a_transaction_that_was_cut_off_is_resolved_by_reading_back_exactly_once
         proxy.lose()
         return result
 
-    table = cut(lambda: coordinator.create_table("t", DEFINITION))
-    assert (other.list_tables(), table.table_id) == (["t"], 1)
+    table = cut(lambda: coordinator.tables.create("t", DEFINITION))
+    assert (other.tables.names(), table.table_id) == (["t"], 1)
     evolved = replace(DEFINITION, schema='{"version": 2}', former=(DEFINITION.schema,))
     altered = cut(lambda: coordinator.alter_table(table, evolved))
-    assert other.table("t") == altered
-    server = cut(lambda: coordinator.register_server("127.0.0.1:1"))
-    assert other.list_servers() == [server]
-    lock = cut(lambda: coordinator.acquire(table, "a", ["orders"]))
-    assert (lock.epoch, other.records(table)) == (1, {"a": lock.record})
+    assert other.tables.get("t") == altered
+    server = cut(lambda: coordinator.servers.register("127.0.0.1:1"))
+    assert other.servers.all() == [server]
+    lock = cut(lambda: coordinator.locks.acquire(table, "a", ["orders"]))
+    assert (lock.epoch, other.locks.records(table)) == (1, {"a": lock.record})
     cut(lambda: lock.ready(ENDS, [server.name]))
     for batch in range(3):
         cut(partial(lock.commit, batch, LATER, [server.name]))
-        assert other.records(table) == {"a": lock.record}
+        assert other.locks.records(table) == {"a": lock.record}
         assert lock.batch == batch
-    again = cut(lambda: coordinator.acquire(table, "a", ["orders"], only_epoch=lock.epoch))
+    again = cut(lambda: coordinator.locks.acquire(table, "a", ["orders"], only_epoch=lock.epoch))
     assert again.epoch == 2
     again.ready(ENDS, [])
     cut(again.release)
-    assert not other.records(table)["a"].held
-    cut(lambda: coordinator.forget(table, "a"))
-    assert other.records(table) == {}
+    assert not other.locks.records(table)["a"].held
+    cut(lambda: coordinator.locks.forget(table, "a"))
+    assert other.locks.records(table) == {}
     cut(lambda: coordinator.drop_table(altered))
-    assert other.list_tables() == []
+    assert other.tables.names() == []
 
 
 def test_a_write_that_was_cut_off_is_an_unknown_outcome_of_the_store(
@@ -99,7 +102,7 @@ def test_a_commit_that_took_effect_before_its_writer_was_fenced_is_not_committed
 ) -> None:
     """The answer is lost, and a successor is there before the connection is back."""
     coordinator, other = cut_off
-    table = coordinator.create_table("t", DEFINITION)
+    table = coordinator.tables.create("t", DEFINITION)
     lock = ready(coordinator, table, "a", "orders")
     proxy.lose("answer")
     outcome: list[BaseException] = []
@@ -112,11 +115,11 @@ def test_a_commit_that_took_effect_before_its_writer_was_fenced_is_not_committed
 
     thread = threading.Thread(target=commit)
     thread.start()
-    wait_until(lambda: other.records(table)["a"].batch == 0, "the commit to take effect")
-    successor: ColumnLock = other.acquire(table, "a", ["orders"])
+    wait_until(lambda: other.locks.records(table)["a"].batch == 0, "the commit to take effect")
+    successor: ColumnLock = other.locks.acquire(table, "a", ["orders"])
     thread.join()
     assert successor.batch == 0
     # Either it read back in time, or it hears that it is fenced; the batch is there once.
     assert [type(exc).__name__ for exc in outcome] in ([], ["Fenced"])
     with pytest.raises(LockHeld):
-        other.acquire(table, "b", ["orders"], handover=True)
+        other.locks.acquire(table, "b", ["orders"], handover=True)

@@ -12,20 +12,16 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from locks import (
-    ColumnLock,
-    Coordinator,
-    EmbeddedZooKeeper,
-    SessionLost,
-    Table,
-    Unavailable,
-    UnknownOutcome,
-    ZooKeeperStore,
-)
-from locks.store import Check, Create
-from tests.coordinators import DEFINITION, ENDS, LATER, ready
-from tests.zookeeper_proxy import Proxy
-from tests.zookeeper_server import chroot, session, wait_until
+from foundation.errors import SessionLost, Unavailable, UnknownOutcome
+from locks.catalog.definitions import CatalogTable
+from locks.column_locks.column_lock import ColumnLock
+from locks.coordinator import Coordinator
+from locks.store.base import Check, Create
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from locks.store.zookeeper import ZooKeeperStore
+from tests.support.coordinators import DEFINITION, ENDS, LATER, ready
+from tests.support.zookeeper_proxy import Proxy
+from tests.support.zookeeper_server import chroot, session, wait_until
 
 # A server that is gone for a while
 
@@ -35,9 +31,9 @@ def test_clients_resume_within_their_deadline_when_the_server_comes_back(
 ) -> None:
     with session(own_server.address, session_timeout_s=10, deadline_s=30) as store:
         coordinator = Coordinator(store)
-        table = coordinator.create_table("t", DEFINITION)
-        server = coordinator.register_server("127.0.0.1:1")
-        lock = coordinator.acquire(table, "a", ["orders"])
+        table = coordinator.tables.create("t", DEFINITION)
+        server = coordinator.servers.register("127.0.0.1:1")
+        lock = coordinator.locks.acquire(table, "a", ["orders"])
         lock.ready(ENDS, [server.name])
         own_server.kill()
         wait_until(lambda: not store.connected, "the connection to be lost")
@@ -47,8 +43,8 @@ def test_clients_resume_within_their_deadline_when_the_server_comes_back(
             lock.commit(0, LATER, [server.name])  # Waits, and goes on in the same session.
         finally:
             restart.join()
-        assert coordinator.records(table)["a"].batch == 0
-        assert coordinator.list_servers() == [server]
+        assert coordinator.locks.records(table)["a"].batch == 0
+        assert coordinator.servers.all() == [server]
 
 
 @pytest.fixture
@@ -64,7 +60,7 @@ def coordinator(store: ZooKeeperStore) -> Coordinator:
 
 
 @pytest.fixture
-def lock(coordinator: Coordinator, table: Table) -> ColumnLock:
+def lock(coordinator: Coordinator, table: CatalogTable) -> ColumnLock:
     return ready(coordinator, table, "a", "orders")
 
 
@@ -72,7 +68,7 @@ def test_without_a_server_calls_wait_for_their_deadline_and_may_be_tried_again(
     own_server: EmbeddedZooKeeper,
     store: ZooKeeperStore,
     coordinator: Coordinator,
-    table: Table,
+    table: CatalogTable,
     lock: ColumnLock,
 ) -> None:
     own_server.kill()
@@ -86,7 +82,7 @@ def test_without_a_server_calls_wait_for_their_deadline_and_may_be_tried_again(
         lock.renew,
         lock.check,
         lambda: lock.commit(0, LATER, []),
-        lambda: coordinator.acquire(table, "b", ["tags"]),
+        lambda: coordinator.locks.acquire(table, "b", ["tags"]),
     ]
     for call in calls:
         started = time.monotonic()
@@ -96,11 +92,11 @@ def test_without_a_server_calls_wait_for_their_deadline_and_may_be_tried_again(
     own_server.start()
     wait_until(lambda: store.connected, "the connection to be back")
     lock.commit(0, LATER, [])
-    assert coordinator.records(table)["a"].batch == 0
+    assert coordinator.locks.records(table)["a"].batch == 0
 
 
 def test_a_server_that_does_not_answer_leaves_the_outcome_unknown_until_it_does(
-    own_server: EmbeddedZooKeeper, coordinator: Coordinator, table: Table, lock: ColumnLock
+    own_server: EmbeddedZooKeeper, coordinator: Coordinator, table: CatalogTable, lock: ColumnLock
 ) -> None:
     os.kill(own_server.pid, signal.SIGSTOP)
     try:
@@ -120,7 +116,7 @@ def test_a_server_that_does_not_answer_leaves_the_outcome_unknown_until_it_does(
     wait_until(answers, "the server to answer again")
     # It was in the socket all the time, and was carried out when the server woke up.
     assert lock.batch == 0
-    assert coordinator.records(table)["a"] == lock.record
+    assert coordinator.locks.records(table)["a"] == lock.record
     lock.commit(1, LATER, [])
 
 
@@ -149,8 +145,8 @@ def test_a_lost_session_ends_every_handle_and_its_ephemeral_nodes(
     address = chroot(zookeeper)
     with session(address) as store, session(address) as other_store:
         coordinator, other = Coordinator(store), Coordinator(other_store)
-        table = coordinator.create_table("t", DEFINITION)
-        coordinator.register_server("127.0.0.1:1")
+        table = coordinator.tables.create("t", DEFINITION)
+        coordinator.servers.register("127.0.0.1:1")
         lock = ready(coordinator, table, "a", "orders")
         expire(zookeeper, store)
         wait_until(store._lost.is_set, "the session to be lost")
@@ -161,18 +157,18 @@ def test_a_lost_session_ends_every_handle_and_its_ephemeral_nodes(
             lock.release,
             lock.abandon,
             store.sync,
-            lambda: coordinator.records(table),
-            lambda: coordinator.register_server("127.0.0.1:1"),
-            lambda: coordinator.acquire(table, "a", ["orders"]),
+            lambda: coordinator.locks.records(table),
+            lambda: coordinator.servers.register("127.0.0.1:1"),
+            lambda: coordinator.locks.acquire(table, "a", ["orders"]),
             lambda: store.watch("/x", lambda: None),
         ]
         for call in calls:
             with pytest.raises(SessionLost, match="is gone; connect again"):
                 call()
         assert not store.connected
-        assert other.list_servers() == []
-        assert other.records(table)["a"] == lock.record
-        successor = other.acquire(table, "a", ["orders"], only_epoch=lock.epoch)
+        assert other.servers.all() == []
+        assert other.locks.records(table)["a"] == lock.record
+        successor = other.locks.acquire(table, "a", ["orders"], only_epoch=lock.epoch)
         assert successor.batch == -1
 
 

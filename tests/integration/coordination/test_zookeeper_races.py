@@ -7,24 +7,27 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from locks import Coordinator, EmbeddedZooKeeper
-from tests.coordinators import DEFINITION
-from tests.zookeeper_server import chroot, session
+from locks.coordinator import Coordinator
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from tests.support.coordinators import DEFINITION
+from tests.support.zookeeper_server import chroot, session
 
 ROUNDS = 1_000 if "TALLYBOOK_EXAMPLES" in os.environ else 250
 
 
 RACER = """
 import sys
-from locks import Coordinator, LockHeld, ZooKeeperStore
+from locks.coordinator import Coordinator
+from foundation.errors import LockHeld
+from locks.store.zookeeper import ZooKeeperStore
 
 address, owner, columns = sys.argv[1], sys.argv[2], sys.argv[3:]
 coordinator = Coordinator(ZooKeeperStore(address))
-table = coordinator.table("t")
+table = coordinator.tables.get("t")
 print("here", flush=True)
 for _ in sys.stdin:
     try:
-        lock = coordinator.acquire(table, owner, columns)
+        lock = coordinator.locks.acquire(table, owner, columns)
     except LockHeld:
         print("refused", flush=True)
         continue
@@ -48,7 +51,7 @@ def test_three_processes_race_for_overlapping_columns_and_one_wins_every_time(
     wanted = {"a": ["orders", "tags"], "b": ["tags", "status"], "c": ["status", "orders"]}
     with session(address) as store, ExitStack() as stack:
         coordinator = Coordinator(store)
-        table = coordinator.create_table("t", DEFINITION)
+        table = coordinator.tables.create("t", DEFINITION)
         racers = {
             owner: stack.enter_context(racer(address, owner, columns))
             for owner, columns in wanted.items()
@@ -68,7 +71,7 @@ def test_three_processes_race_for_overlapping_columns_and_one_wins_every_time(
             won[winner] += 1
             tell(racers[winner], rng.choice(["release", "abandon"]))
             assert answer(racers[winner]) == ["gave", "it", "up"]
-        assert sum(record.held for record in coordinator.records(table).values()) <= 1
+        assert sum(record.held for record in coordinator.locks.records(table).values()) <= 1
         print(f"won: {won}")
 
 

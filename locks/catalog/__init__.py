@@ -1,0 +1,7 @@
+"""The tables of a cluster, their definitions and partitions.
+
+definitions     tables as the coordinator knows them: name, id, definition
+dropped_tables  dropped tables: what they were, until somebody has deleted their files
+partitions      the partitions of a table: which there are, and their ids
+tables          the tables of a cluster, in ZooKeeper
+"""

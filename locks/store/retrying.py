@@ -1,0 +1,43 @@
+"""Optimistic transactions: look, try, and when somebody was faster, look again."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from foundation.deadlines import deadline_in
+from foundation.errors import Unavailable, UnknownOutcome
+from locks.store.base import Conflict, CoordinationStore
+
+Result = TypeVar("Result")
+
+
+def retried(store: CoordinationStore, deadline_s: float, attempt: Callable[[], Result]) -> Result:
+    """Return the attempt's result, once it succeeds; its errors are the caller's.
+
+    A Conflict means that what was read is no longer so: attempt again, within the deadline. An
+    unknown outcome is resolved by reading: an attempt *first looks whether an earlier one of the
+    same call took effect*, and here it is made sure that it sees that.
+    """
+    deadline = deadline_in(deadline_s)
+    doubt: UnknownOutcome | None = None
+    while True:
+        try:
+            if doubt is not None:
+                store.sync()
+            return attempt()
+        except Conflict as exc:
+            if time.monotonic() > deadline:
+                raise _late(doubt, f"others were faster for {deadline_s:g} s; try again") from exc
+        except UnknownOutcome as exc:
+            # The first one is looked into however late it is.
+            if doubt is not None and time.monotonic() > deadline:
+                raise
+            doubt = exc
+        except Unavailable as exc:
+            raise _late(doubt, str(exc)) from exc
+
+
+def _late(doubt: UnknownOutcome | None, why: str) -> Unavailable | UnknownOutcome:
+    if doubt is None:
+        return Unavailable(why)
+    return UnknownOutcome(f"{doubt}, and whether it took effect could not be read back: {why}")

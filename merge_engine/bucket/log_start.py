@@ -1,0 +1,102 @@
+"""The mark of where a cleaned log starts, and what it says of what is gone.
+
+Layout of a mark object, named `<offset in 20 digits>.start`:
+
+    magic             b"TALLYSTA"
+    format version    u16, little-endian
+    body              JSON: by owner, [end offset, epoch, batch] of `Cleaned`, the last two null
+                      if there was no token
+    checksum          u64, little-endian: xxh3_64 of everything before it
+
+Of an empty one, as earlier releases made them, it is not known what was cleaned. Two leaders that
+mark the same offset make the same mark: it speaks of segments that both have read.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import xxhash
+
+from foundation.errors import CorruptSegment, UnknownFormat
+from foundation.formats import Formats
+from foundation.ids import Token
+from merge_engine.bucket.segment import SegmentHeader
+
+MAGIC = b"TALLYSTA"
+START_SUFFIX = ".start"
+_HEAD = struct.Struct("<8sH")
+_CHECKSUM = struct.Struct("<Q")
+
+
+class Cleaned(NamedTuple):
+    """Of an owner's changes that were cleaned: where the last one ends, and the highest token.
+
+    That is one of a lock, or None.
+    """
+
+    end_offset: int
+    token: Token | None
+
+
+CleanedOwners = Mapping[str, Cleaned]
+
+
+def start_name(offset: int) -> str:
+    """Return the name of the mark of this start."""
+    return f"{offset:020d}{START_SUFFIX}"
+
+
+def with_cleaned(known: CleanedOwners, headers: Iterable[SegmentHeader]) -> dict[str, Cleaned]:
+    """Return what is cleaned after these changes, too, were."""
+    cleaned = dict(known)
+    for header in headers:
+        before = cleaned.get(header.owner, Cleaned(0, None))
+        tokens = [token for token in (before.token, header.lock_token) if token is not None]
+        cleaned[header.owner] = Cleaned(
+            max(before.end_offset, header.end_offset), max(tokens, default=None)
+        )
+    return cleaned
+
+
+def encode_start(cleaned: CleanedOwners | None) -> bytes:
+    """Return the bytes of a mark; None: it is not known what was cleaned."""
+    if cleaned is None:
+        return b""
+    owners = {
+        owner: [one.end_offset, *(one.token or (None, None))]
+        for owner, one in sorted(cleaned.items())
+    }
+    body = json.dumps(owners, separators=(",", ":")).encode()
+    framed = _HEAD.pack(MAGIC, FORMATS.current) + body
+    return framed + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(framed))
+
+
+def decode_start(name: str, data: bytes) -> dict[str, Cleaned] | None:
+    """Read a mark back; CorruptSegment or UnknownFormat if it is not what was written."""
+    if not data:
+        return None
+    if len(data) < _HEAD.size + _CHECKSUM.size:
+        raise CorruptSegment(f"{name}: only {len(data)} bytes; restore it from a copy of the log")
+    magic, version = _HEAD.unpack_from(data)
+    framed, (checksum,) = data[: -_CHECKSUM.size], _CHECKSUM.unpack(data[-_CHECKSUM.size :])
+    if magic != MAGIC or xxhash.xxh3_64_intdigest(framed) != checksum:
+        raise CorruptSegment(f"{name}: checksum mismatch; restore it from a copy of the log")
+    read = FORMATS.reader(version, name)
+    try:
+        return read(framed[_HEAD.size :])
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise CorruptSegment(f"{name}: the checksum holds, but {exc!r}") from exc
+
+
+def _read_format_1(body: bytes) -> dict[str, Cleaned]:
+    return {
+        owner: Cleaned(end, None if epoch is None else Token(epoch, batch))
+        for owner, (end, epoch, batch) in json.loads(body).items()
+    }
+
+
+FORMATS: Formats[Callable[[bytes], dict[str, Cleaned]]] = Formats(
+    name="log-start", current=1, readers={1: _read_format_1}, error=UnknownFormat
+)

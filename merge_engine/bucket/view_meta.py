@@ -1,0 +1,256 @@
+"""What a view keeps besides its rows: whose it is, how far it has got, and who has put what.
+
+Keys in RocksDB, all below `m`; numbers are u64, little-endian:
+
+    format            the version of the view's format, in ASCII
+    identity          which bucket it is of
+    applied, schema   the applied offset; the newest schema version of all rows, or a later one
+    token:<owner>     epoch, batch, base offset, end offset: of the owner's last put
+    parts:<owner>     epoch, batch, base offset, how many parts: of a large put, complete or not
+    work:<owner>      `owner_work`: 1 if all epochs are known, else 0; the end offset; then pairs:
+                      epoch, base offset
+
+Format 2 has `work`. A view of format 1 is one of format 2 from when it is opened, with what can be
+told from the rest: the last epoch of each owner that has applied a token.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+from rocksdict import AccessType, Options, Rdict, WriteBatch
+
+from foundation.errors import CorruptView, UnknownFormat
+from foundation.formats import Formats
+from foundation.ids import Token
+from merge_engine.bucket.owner_work import OwnerWork, from_numbers, to_numbers
+from merge_engine.bucket.rocksdb_errors import rebuild, translated
+from merge_engine.bucket.segment import SegmentHeader
+
+_FORMAT = b"mformat"
+_IDENTITY = b"midentity"
+_APPLIED = b"mapplied"
+_SCHEMA = b"mschema"
+_TOKEN = b"mtoken:"
+_PARTS = b"mparts:"
+_WORK = b"mwork:"
+
+
+class CheckpointState(NamedTuple):
+    """Whose rows a checkpoint has, the offset up to which it has them all, and who has put them."""
+
+    applied: int
+    identity: str
+    works: Mapping[str, OwnerWork] = MappingProxyType({})
+
+
+class AppliedToken(NamedTuple):
+    """An owner's last token, and the offsets that its put was given."""
+
+    token: Token
+    base_offset: int
+    end_offset: int
+
+
+class AppliedParts(NamedTuple):
+    """How many parts of an owner's last large put were applied, and where the first begins."""
+
+    token: Token
+    base_offset: int
+    parts: int
+
+
+class _Layout(NamedTuple):
+    """How the values are laid out: a number alone, and a token with what goes with it."""
+
+    number: struct.Struct
+    token: struct.Struct
+
+
+_LAYOUT = _Layout(number=struct.Struct("<Q"), token=struct.Struct("<4Q"))
+FORMATS: Formats[_Layout] = Formats(
+    name="view", current=2, readers={1: _LAYOUT, 2: _LAYOUT}, error=UnknownFormat
+)
+
+_WITH_WORK = 2
+
+
+class ViewMeta:
+    """What is known of a view's owners. Changes are in memory until a write batch takes them along.
+
+    `works` has all owners that ever put. It is replaced, never changed: readers need no lock.
+    """
+
+    def __init__(self, database: Rdict, path: Path, version: int = FORMATS.current) -> None:
+        """Read what is ours, of this version of the format."""
+        self._database = database
+        self._path = path
+        self.applied = self._number(_APPLIED)
+        self.schema_version = self._number(_SCHEMA)
+        self._tokens: dict[str, AppliedToken] = {}
+        self._parts: dict[str, AppliedParts] = {}
+        self._worked: set[str] = set()  # The owners of whose work RocksDB does not have all yet.
+        self.works: Mapping[str, OwnerWork] = {}
+        if version >= _WITH_WORK:
+            self.works = {one: self._read_work(one) for one in _owners(database, path, _WORK)}
+        elif self.applied:
+            self.works = {one: self._guess_work(one) for one in _owners(database, path, _TOKEN)}
+            # Whoever puts without a token mostly says nothing about himself, either.
+            self.works = {"": OwnerWork(end_offset=self.applied), **self.works}
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something of owners that RocksDB does not have yet."""
+        return bool(self._tokens or self._parts or self._worked)
+
+    def token(self, owner: str) -> AppliedToken | None:
+        """Return the owner's last applied token."""
+        if owner in self._tokens:
+            return self._tokens[owner]
+        found = self._put_of(_TOKEN, owner)
+        return None if found is None else AppliedToken(*found)
+
+    def remember(self, owner: str, applied: AppliedToken) -> None:
+        """Set the owner's last token."""
+        self._tokens[owner] = applied
+
+    def parts(self, owner: str) -> AppliedParts | None:
+        """Return how far the owner's last large put has got; also of one that is complete."""
+        if owner in self._parts:
+            return self._parts[owner]
+        found = self._put_of(_PARTS, owner)
+        return None if found is None else AppliedParts(*found)
+
+    def remember_parts(self, owner: str, parts: AppliedParts) -> None:
+        """Set how far the owner's large put has got."""
+        self._parts[owner] = parts
+
+    def note_change(self, header: SegmentHeader) -> None:
+        """Take in that an owner has changed something, or something of it was undone."""
+        epoch = None if header.lock_token is None else header.lock_token.epoch
+        work = self.works.get(header.owner, OwnerWork())
+        work = work.with_change(epoch, header.base_offset, header.end_offset)
+        self.works = {**self.works, header.owner: work}
+        self._worked.add(header.owner)
+
+    def add_to(self, batch: WriteBatch) -> None:
+        """Add all changes to a write batch."""
+        put, number, token = batch.put, _LAYOUT.number, _LAYOUT.token
+        for owner, last in self._tokens.items():
+            put(_TOKEN + owner.encode(), token.pack(*last.token, last.base_offset, last.end_offset))
+        for owner, parts in self._parts.items():
+            put(_PARTS + owner.encode(), token.pack(*parts.token, parts.base_offset, parts.parts))
+        for owner in self._worked:
+            put(_WORK + owner.encode(), _pack(self.works[owner]))
+        put(_APPLIED, number.pack(self.applied))
+        put(_SCHEMA, number.pack(self.schema_version))
+
+    def written(self) -> None:
+        """RocksDB has all changes by now."""
+        self._tokens, self._parts, self._worked = {}, {}, set()
+
+    def _read_work(self, owner: str) -> OwnerWork:
+        stored = _read(self._database, self._path, [_WORK + owner.encode()])[0] or b""
+        count = max(len(stored) // _LAYOUT.number.size, 2)
+        return from_numbers(_numbers(struct.Struct(f"<{count}Q"), stored, self._path))
+
+    def _guess_work(self, owner: str) -> OwnerWork:
+        """Return what is known of an owner where it was not kept: under which epoch it put last."""
+        token = self.token(owner)
+        assert token is not None
+        return OwnerWork(
+            end_offset=self.applied, epochs=(token.token.epoch,), bases=(0,), complete=False
+        )
+
+    def _put_of(self, prefix: bytes, owner: str) -> tuple[Token, int, int] | None:
+        stored = _read(self._database, self._path, [prefix + owner.encode()])[0]
+        if stored is None:
+            return None
+        epoch, batch, base_offset, other = _numbers(_LAYOUT.token, stored, self._path)
+        return Token(epoch, batch), base_offset, other
+
+    def _number(self, key: bytes) -> int:
+        stored = _read(self._database, self._path, [key])[0]
+        return _numbers(_LAYOUT.number, stored, self._path)[0] if stored else 0
+
+
+def check_identity(database: Rdict, path: Path, identity: str) -> dict[bytes, bytes]:
+    """Raise unless the view is of this bucket, or new; return what is to be written first.
+
+    That is whose it is or, if it is of an earlier format, what makes it one of ours.
+    """
+    version, known = _read(database, path, [_FORMAT, _IDENTITY])
+    ours = str(FORMATS.current).encode()
+    if version is None:
+        return {_FORMAT: ours, _IDENTITY: identity.encode()}
+    number = _check_format(version, path)
+    if known != identity.encode():
+        found = (known or b"?").decode(errors="replace")
+        raise CorruptView(
+            f"view {path} belongs to {found}, not to {identity}; remove the directory to rebuild "
+            "it from the log"
+        )
+    if number == FORMATS.current:
+        return {}
+    works = ViewMeta(database, path, number).works
+    return {
+        _FORMAT: ours,
+        **{_WORK + owner.encode(): _pack(work) for owner, work in works.items()},
+    }
+
+
+def read_checkpoint(directory: Path) -> CheckpointState:
+    """Return what a checkpoint is of, as it says itself; its files stay as they are."""
+    with translated(directory):
+        options = Options(raw_mode=True)
+        database = Rdict(str(directory), options, access_type=AccessType.read_only())
+        try:
+            version, identity = _read(database, directory, [_FORMAT, _IDENTITY])
+            if version is None or identity is None:
+                raise CorruptView(f"{directory} is no copy of a view; make another one")
+            meta = ViewMeta(database, directory, _check_format(version, directory))
+        finally:
+            database.close()
+    return CheckpointState(meta.applied, identity.decode(errors="replace"), meta.works)
+
+
+def _read(database: Rdict, path: Path, keys: list[bytes]) -> list[bytes | None]:
+    with translated(path):
+        return cast(list[bytes | None], database.get(cast(list[Any], keys)))
+
+
+def _owners(database: Rdict, path: Path, prefix: bytes) -> Sequence[str]:
+    """Return the owners of whom there is something below a prefix."""
+    owners = []
+    with translated(path):
+        iterator = database.iter()
+        iterator.seek(prefix)
+        while iterator.valid() and iterator.key().startswith(prefix):
+            owners.append(iterator.key().removeprefix(prefix).decode())
+            iterator.next()
+        iterator.status()
+    return owners
+
+
+def _pack(work: OwnerWork) -> bytes:
+    numbers = to_numbers(work)
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def _check_format(version: bytes, path: Path) -> int:
+    """Return the number of the format that a view is of; UnknownFormat if nothing reads that."""
+    text = version.decode(errors="replace")
+    found = int(text) if text.isascii() and text.isdecimal() else text
+    way_out = ", or remove the directory to rebuild it from the log"
+    FORMATS.reader(found, f"view {path}", way_out)
+    return int(text)
+
+
+def _numbers(form: struct.Struct, stored: bytes, path: Path) -> tuple[int, ...]:
+    """Return what is stored; RocksDB has checked the bytes, and this that they are ours."""
+    try:
+        return form.unpack(stored)
+    except struct.error as exc:
+        raise CorruptView(rebuild(path, f"meta of {len(stored)} bytes: {exc}")) from exc

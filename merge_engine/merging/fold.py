@@ -1,0 +1,111 @@
+"""Folding: a batch of rows becomes one update per key, before any bucket is asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from merge_engine.aggregates.base import AggregateFunction, Fault
+from merge_engine.bucket.segment import AggMode
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.encoding.ragged import Flags
+from merge_engine.merging.batch import BatchRows, value_error, value_function
+from merge_engine.merging.grouping import Groups, group_by_key
+from merge_engine.schema.schema import Column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What a put or an undo wants: one row per key, sorted by encoded key.
+
+    Per key and written column: does it apply at all (else the stored state stays), is the stored
+    state left out (a delete or a replace came before), and is there a new state (else the column
+    ends up untouched).
+    """
+
+    key_names: tuple[str, ...]
+    encoded_keys: pa.BinaryArray
+    keys: Sequence[pa.Array]
+    columns: tuple[Column, ...]
+    applies: Flags
+    resets: Flags
+    touches: Flags
+    states: Sequence[pa.Array]
+    mode: AggMode
+    rows: int
+
+    def __len__(self) -> int:
+        return len(self.encoded_keys)
+
+
+def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
+    """Reduce the rows to one per key, in the order of the batch.
+
+    Within a key, a delete drops what came before it: the rows before, and the stored states.
+    """
+    encoded = key_codec.encode(rows.keys)
+    groups = group_by_key(encoded)
+    first = pa.array(groups.first_rows)
+    keys = [array.take(first) for array in rows.keys]
+    count = len(groups.starts)
+    deleted, written = np.zeros(count, bool), np.ones(count, bool)
+    if rows.deletes is not None:
+        groups, deleted, written = _after_last_delete(groups, rows.deletes)
+    states = []
+    for column, values, order in zip(rows.columns, rows.values, rows.orders, strict=True):
+        try:
+            state = _fold_column(value_function(column), values, order, groups, rows.mode)
+        except Fault as fault:
+            key = int(np.flatnonzero(written)[fault.index])
+            raise value_error(fault, column.name, rows.key_names, keys, key) from None
+        states.append(state if written.all() else _spread(state, written))
+    shape = (count, len(rows.columns))
+    resets = deleted if rows.mode is not AggMode.REPLACE else np.ones(count, bool)
+    return Update(
+        key_names=rows.key_names,
+        encoded_keys=encoded.take(first),
+        keys=keys,
+        columns=rows.columns,
+        applies=np.broadcast_to(True, shape),
+        resets=np.broadcast_to(resets[:, None], shape),
+        touches=np.broadcast_to(written[:, None], shape),
+        states=states,
+        mode=rows.mode,
+        rows=len(rows),
+    )
+
+
+def _spread(states: pa.Array, written: Flags) -> pa.Array:
+    """Put the states, in order, where `written` is true, and nulls elsewhere."""
+    return states.take(pa.array(np.cumsum(written) - 1, mask=~written))
+
+
+def _fold_column(
+    function: AggregateFunction,
+    values: pa.Array,
+    order: pa.Array | None,
+    groups: Groups,
+    mode: AggMode,
+) -> pa.Array:
+    if len(groups.starts) == 0:
+        return pa.nulls(0, function.state_type)
+    if mode is AggMode.REPLACE:
+        last = np.append(groups.starts[1:], len(groups.order)) - 1
+        return values.take(pa.array(groups.order[last]))
+    if mode is AggMode.MERGE_STATE:
+        return function.fold(values.take(pa.array(groups.order)), groups.starts)
+    return function.accumulate_rows(values, order, groups.order, groups.starts)
+
+
+def _after_last_delete(groups: Groups, deletes: Flags) -> tuple[Groups, Flags, Flags]:
+    """Return the groups of the rows after each key's last delete, and per key whether there was
+    a delete and whether rows are left. Keys without rows have no group in the result."""
+    positions = np.arange(len(groups.order))
+    marks = np.where(deletes[groups.order], positions, -1)
+    last = np.maximum.reduceat(marks, groups.starts)
+    kept = positions > last[groups.of_row]
+    counts = np.add.reduceat(kept.astype(np.int64), groups.starts)
+    written = counts > 0
+    starts = (np.cumsum(counts) - counts)[written]
+    return Groups(groups.order[kept], starts), last >= 0, written

@@ -1,0 +1,90 @@
+"""The merge: what is stored, and what a batch brings, to what is stored from now on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from merge_engine.aggregates.arrays import choose
+from merge_engine.aggregates.base import AggregateFunction, Fault
+from merge_engine.bucket.segment import Change
+from merge_engine.encoding.codec import same
+from merge_engine.encoding.ragged import Flags
+from merge_engine.encoding.stored_rows import StoredRows
+from merge_engine.merging.batch import value_error
+from merge_engine.merging.fold import Update
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The rows that changed: their keys' positions in the update, rows after, and changes."""
+
+    changed: Flags
+    after: StoredRows
+    changes: Sequence[Change]
+
+
+def merge(update: Update, stored: StoredRows, positions: Sequence[int]) -> Merged:
+    """Merge an update into the stored rows of its keys; rows that stay the same are left out.
+
+    `positions` says where the update's columns stand among the stored ones. Raises an error that
+    names column and key if a result does not fit.
+    """
+    touched = stored.touched.copy()
+    states = list(stored.states)
+    changed = np.zeros(len(update), bool)
+    for j, position in enumerate(positions):
+        before_touched, before = stored.touched[:, position], stored.states[position]
+        after_touched = np.where(update.applies[:, j], update.touches[:, j], before_touched)
+        after = _merge_column(update, j, before_touched, before)
+        touched[:, position], states[position] = after_touched, after
+        both = before_touched & after_touched
+        changed |= before_touched != after_touched
+        changed |= both & ~same(before, after)
+    after_rows = StoredRows(touched, states)
+    if not changed.all():
+        stored, after_rows = stored.take(changed), after_rows.take(changed)
+    changes = [
+        Change(
+            stored.touched[:, position],
+            stored.states[position],
+            after_rows.touched[:, position],
+            after_rows.states[position],
+        )
+        for position in positions
+    ]
+    return Merged(changed, after_rows, changes)
+
+
+def _merge_column(update: Update, j: int, before_touched: Flags, before: pa.Array) -> pa.Array:
+    """Return the column's states after the update; what stands where it is untouched is void."""
+    column, new = update.columns[j], update.states[j]
+    assert column.function is not None
+    applies = update.applies[:, j]
+    combines = applies & before_touched & update.touches[:, j] & ~update.resets[:, j]
+    try:
+        merged = _combine_where(column.function, combines, before, new)
+    except Fault as fault:
+        raise value_error(fault, column.name, update.key_names, update.keys, fault.index) from None
+    return merged if applies.all() else choose(applies, before, merged)
+
+
+def _combine_where(
+    function: AggregateFunction, where: Flags, before: pa.Array, new: pa.Array
+) -> pa.Array:
+    """Combine the states where the flag is set; elsewhere the new one stands."""
+    if where.all():
+        return function.combine(before, new)
+    chosen = np.flatnonzero(where)
+    if len(chosen) == 0:
+        return new
+    index = pa.array(chosen)
+    try:
+        combined = function.combine(before.take(index), new.take(index))
+    except Fault as fault:
+        fault.index = int(chosen[fault.index])
+        raise
+    source = np.arange(len(new))
+    source[chosen] = len(new) + np.arange(len(chosen))
+    return pa.concat_arrays([new, combined]).take(pa.array(source))

@@ -1,0 +1,103 @@
+"""Which rows go to which bucket of which partition."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from foundation.errors import InvalidInput
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.merging.grouping import Positions
+from merge_engine.merging.hashing import bucket_of
+from merge_engine.schema.schema import Schema
+
+
+class Route(NamedTuple):
+    """Rows of a batch that belong to one bucket: `positions` in the batch, in its order."""
+
+    partition_key: bytes
+    bucket: int
+    positions: Positions
+
+
+def route(schema: Schema, keys: Sequence[pa.Array], buckets: int) -> list[Route]:
+    """Split rows, given their key columns, by partition and bucket.
+
+    The bucket is `pmod(xxhash64(key columns), buckets)`, as Spark computes it. The partition key is
+    the partition columns in the order-preserving encoding; empty for an unpartitioned table.
+    """
+    size = len(keys[0])
+    if size == 0:
+        return []
+    number = bucket_of(keys, buckets).astype(np.int64) if buckets > 1 else np.zeros(size, np.int64)
+    partitions, partition = [b""], np.zeros(size, np.int64)
+    if schema.partition_by:
+        encoded = _partition_keys(schema, keys).dictionary_encode()
+        partitions = encoded.dictionary.to_pylist()
+        partition = encoded.indices.to_numpy().astype(np.int64)
+    if size == 1:
+        return [Route(partitions[0], int(number[0]), np.zeros(1, np.int64))]
+    target = partition * buckets + number
+    order = np.argsort(target, kind="stable")
+    bounds = np.flatnonzero(np.diff(target[order], prepend=-1))
+    return [
+        Route(partitions[target[positions[0]] // buckets], int(number[positions[0]]), positions)
+        for positions in np.split(order, bounds[1:])
+    ]
+
+
+def gather(
+    size: int,
+    routes: Sequence[Route],
+    found: Sequence[pa.RecordBatch],
+    columns: pa.Schema,
+) -> list[pa.Array]:
+    """Return the columns of what was found, in the order of the batch of `size` rows.
+
+    Rows of no route are null.
+    """
+    if len(routes) == 1 and len(routes[0].positions) == size:  # All of one bucket, in order.
+        return [found[0].column(column.name) for column in columns]
+    place = np.full(size, -1, np.int64)
+    if routes:
+        positions = np.concatenate([target.positions for target in routes])
+        place[positions] = np.arange(len(positions))
+    index = pa.array(place, mask=place < 0)
+    return [
+        pa.chunked_array([batch.column(column.name) for batch in found], column.type)
+        .combine_chunks()
+        .take(index)
+        for column in columns
+    ]
+
+
+def partition_key(schema: Schema, values: Mapping[str, Any]) -> bytes:
+    """Return the key of the partition with these values of the partition columns."""
+    columns = schema.partition_columns
+    if set(values) != {column.name for column in columns}:
+        names = ", ".join(column.name for column in columns) or "none"
+        raise InvalidInput(f"give a value for each partition column ({names})")
+    codec = KeyCodec([column.type for column in columns])
+    try:
+        arrays = [pa.array([values[column.name]], column.type) for column in columns]
+    except (pa.ArrowException, TypeError, UnicodeError) as exc:
+        raise InvalidInput(f"{values} cannot be values of the partition columns: {exc}") from exc
+    return bytes(codec.encode(arrays)[0].as_py())
+
+
+def partition_rows(schema: Schema, keys: Iterable[bytes]) -> pa.Table:
+    """Return the values of the partition columns, one row per key, sorted."""
+    columns = schema.partition_columns
+    fields = pa.schema([(column.name, column.type) for column in columns])
+    if not columns:
+        return fields.empty_table()
+    codec = KeyCodec([column.type for column in columns])
+    return pa.Table.from_arrays(codec.decode(pa.array(sorted(keys), pa.binary())), schema=fields)
+
+
+def _partition_keys(schema: Schema, keys: Sequence[pa.Array]) -> pa.BinaryArray:
+    of_key = {column.id: array for column, array in zip(schema.key_columns, keys, strict=True)}
+    columns = schema.partition_columns
+    codec = KeyCodec([column.type for column in columns])
+    return codec.encode([of_key[column.id] for column in columns])

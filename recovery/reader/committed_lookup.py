@@ -1,0 +1,121 @@
+"""Look-ups at a cut: the state of keys without what came after it.
+
+A mask is an undo that is not written: of all changes that came after the cut, whosever they are,
+the first before-image per key and column takes the place of what is stored.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from foundation.parallel import Mapper, in_turn
+from merge_engine.aggregates.arrays import choose
+from merge_engine.bucket.bucket import Bucket, StoredAt
+from merge_engine.bucket.options import MEBIBYTE
+from merge_engine.bucket.segment import Change, Segment
+from merge_engine.bucket.undo import undo_updates
+from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows, finished
+from merge_engine.merging.fold import Update
+from merge_engine.schema.schema import Column
+from recovery.reader.cut import BucketCut
+from recovery.reader.later import later_headers, read_later
+
+_MASK_MAX_BYTES = 64 * MEBIBYTE
+
+
+class Asked(NamedTuple):
+    """Keys of one bucket, in the table's types, and the cut at which they are to be seen there."""
+
+    bucket: Bucket
+    cut: BucketCut
+    key_columns: Sequence[pa.Array]
+
+
+def committed_lookup(
+    asked: Sequence[Asked],
+    columns: Sequence[Column],
+    mapper: Mapper = in_turn,
+    *,
+    found: str | None = None,
+) -> list[pa.RecordBatch]:
+    """Look keys up as they are at the cut, in each bucket; the cut was taken before.
+
+    `found`: as for `finished`. Deposed: another leader has come, and may know more. CutTooOld: the
+    log that it takes is gone.
+    """
+    return mapper(lambda one: _committed(one, columns, found), asked)
+
+
+def _committed(wanted: Asked, columns: Sequence[Column], found: str | None) -> pa.RecordBatch:
+    bucket, _, key_columns = wanted
+    stored = bucket.stored(key_columns)
+    bucket.confirm()
+    rows = stored.rows
+    encoded = stored.history.key_codec.encode(key_columns)
+    # Whether there is a row is for all columns to say.
+    masked = columns if found is None else stored.history.current.value_columns
+    for update in _masks(wanted, stored, encoded, masked):
+        rows = _masked(rows, stored.history, update, encoded)
+    return finished(stored.history, key_columns, rows, columns, found=found)
+
+
+def _masks(
+    wanted: Asked, stored: StoredAt, encoded: pa.BinaryArray, columns: Sequence[Column]
+) -> Iterator[Update]:
+    """Yield what undoing all that came later would write, as far as these keys and columns go."""
+    bucket, cut, _ = wanted
+    position = stored.history.position
+    hidden = [column for column in columns if column.id in position]
+    ids = {column.id for column in hidden}
+    later = [
+        header
+        for header in later_headers(bucket, cut, stored.offset)
+        if not ids.isdisjoint(header.column_ids)
+    ]
+    backwards = (
+        _only(segment, stored.history, ids, encoded)
+        for segment in read_later(bucket, cut, reversed(later))
+    )
+    updates = undo_updates(backwards, hidden, stored.history.current, max_bytes=_MASK_MAX_BYTES)
+    return (update for _, update in updates if len(update))
+
+
+def _only(
+    segment: Segment, history: SchemaHistory, columns: set[int], asked: pa.BinaryArray
+) -> Segment:
+    """Return the changes of these columns and keys."""
+    keys = [segment.keys[column.id] for column in history.current.key_columns]
+    wanted = pc.is_in(history.key_codec.encode(keys), value_set=asked)
+    flags = wanted.to_numpy(zero_copy_only=False)
+    changes = {
+        column: Change(
+            change.touched_before[flags],
+            change.before.filter(wanted),
+            change.touched_after[flags],
+            change.after.filter(wanted),
+        )
+        for column, change in segment.changes.items()
+        if column in columns
+    }
+    kept = {column: array.filter(wanted) for column, array in segment.keys.items()}
+    return replace(segment, keys=kept, changes=changes)
+
+
+def _masked(
+    rows: StoredRows, history: SchemaHistory, update: Update, asked: pa.BinaryArray
+) -> StoredRows:
+    """Put the update's states in the place of those stored; a key may be asked for twice."""
+    at = pc.index_in(asked, value_set=update.encoded_keys)
+    found = at.is_valid().to_numpy(zero_copy_only=False)
+    index = at.fill_null(0).to_numpy()
+    touched, states = rows.touched.copy(), list(rows.states)
+    for j, column in enumerate(update.columns):
+        position = history.position[column.id]
+        applies = found & update.applies[index, j]
+        touched[:, position] = np.where(applies, update.touches[index, j], touched[:, position])
+        states[position] = choose(applies, states[position], update.states[j].take(at))
+    return StoredRows(touched, states)

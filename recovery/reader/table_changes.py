@@ -1,0 +1,68 @@
+"""The changes of a table between two cuts, bucket after bucket."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+
+from foundation.errors import InvalidInput
+from foundation.ids import BucketId
+from recovery.reader.cut import Cut
+
+BUCKET = "_bucket"
+ReadBucket = Callable[[BucketId], Iterator[pa.RecordBatch]]
+"""Yields the change records of a bucket."""
+
+
+class TableChanges:
+    """Change records, to iterate any number of times: whole batches, each owner's in their order.
+
+    Applied to the table as it was at `since`, they give what it is at `until`. They are in log
+    order within a bucket; between buckets there is no order.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[BucketId],
+        schema: pa.Schema,
+        read: ReadBucket,
+        cuts: tuple[Cut, Cut],
+    ) -> None:
+        """`schema`: of the records of one bucket, which are the same but for its name."""
+        since, until = cuts
+        if not since.is_before(until):
+            raise InvalidInput(
+                f"`since` is not before `until`: {since!r} has what {until!r} has not; give them "
+                "in the order in which they were taken"
+            )
+        self.buckets = list(buckets)
+        self.since, self.until = since, until
+        self.schema: pa.Schema = schema.append(pa.field(BUCKET, pa.string()))
+        self._records = schema
+        self._read = read
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches of records, bucket after bucket."""
+        for bucket in self.buckets:
+            yield from self.of_bucket(bucket)
+
+    def of_bucket(self, bucket: BucketId) -> Iterator[pa.RecordBatch]:
+        """Yield the records of one bucket."""
+        for batch in self._read(bucket):
+            if batch.schema != self._records:
+                raise InvalidInput(
+                    "the table was altered while its changes were read; begin again, from the same "
+                    "cut, with `table.changes`"
+                )
+            name = pa.array([str(bucket)], pa.string()).take(pa.array([0] * batch.num_rows))
+            yield pa.RecordBatch.from_arrays([*batch.columns, name], schema=self.schema)
+
+    def to_arrow(self) -> pa.Table:
+        """Return all records as one table."""
+        return pa.Table.from_batches(iter(self), self.schema)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, iter(self))
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()

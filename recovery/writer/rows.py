@@ -1,0 +1,37 @@
+"""Rows of a batch, and how they are to be read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from merge_engine.bucket.segment import AggMode
+from merge_engine.embedded.derived_calls import Data, as_arrow
+from merge_engine.schema.schema import Schema
+
+Pieces = Callable[[], Iterator[pa.Table]]
+"""Gives the rows of a batch piece by piece, each time the same, for what memory does not hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows to put, and how to read them: as for `Table.put`.
+
+    `data` may be a function that gives the rows in pieces, all of one schema, in order; the same
+    ones each time. `schema`: whose names the columns have, whatever they are called by now; None:
+    the writer's, as it was when that started.
+    """
+
+    data: Data | Pieces
+    columns: Sequence[str] | None = None
+    mode: AggMode = AggMode.ACCUMULATE
+    operation_column: str | None = None
+    schema: Schema | None = None
+
+    def pieces(self, schema: Schema) -> Iterator[pa.Table]:
+        """Yield the rows as Arrow tables, in order; none if there are no rows and no columns."""
+        if callable(self.data):
+            yield from self.data()
+        elif not (isinstance(self.data, Sequence) and not self.data):
+            arrow = as_arrow(self.data, schema)
+            yield pa.Table.from_batches([arrow]) if isinstance(arrow, pa.RecordBatch) else arrow

@@ -1,0 +1,86 @@
+"""A bucket's changelog, as a client reads it."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from foundation.errors import ServerUnavailable
+from foundation.ids import BucketId, LeadKey
+from recovery.reader.cut import Cut
+from server.client.connections import Broken
+from server.client.table_caller import TableCaller
+from server.protocol.reads import ChangelogBatch, ReadChangelog, ReadChanges, StreamCall
+
+
+class Changelog:
+    """A bucket's change records, to iterate. `next_offset` is where a later one goes on."""
+
+    def __init__(self, caller: TableCaller, call: ReadChangelog | ReadChanges) -> None:
+        """`call`: the one that begins it."""
+        self._caller = caller
+        self._calls = caller.calls
+        self._key = LeadKey(call.table_id, call.bucket)
+        self._call = call
+        self.next_offset = call.from_offset if isinstance(call, ReadChangelog) else call.after
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches; a connection that breaks is taken up again where it broke.
+
+        So is a stream that lasts longer than a call may: a server that hangs is noticed by that.
+        """
+        reached, deadline = self.next_offset, self._calls.deadline()
+        while True:
+            try:
+                yield from self._stream()
+                return
+            except Broken as exc:
+                if self.next_offset > reached:
+                    reached, deadline = self.next_offset, self._calls.deadline()
+                elif time.monotonic() > deadline:
+                    raise ServerUnavailable(
+                        f"the changelog of bucket {self._key} does not get beyond offset "
+                        f"{reached}: {exc}"
+                    ) from exc
+                self._calls.directory.refresh([self._key])
+
+    def _stream(self) -> Iterator[pa.RecordBatch]:
+        def begin(address: str, keys: Sequence[LeadKey], left_s: float) -> Mapping[LeadKey, Any]:
+            stream = self._calls.connections.stream(address, self._rest(), left_s)
+            return {key: (next(stream, None), stream) for key in keys}
+
+        begun = self._calls.scatter(
+            [self._key],
+            self._caller.table.buckets,
+            begin,
+            check_moved=self._caller.check_partitions,
+        )
+        first, stream = begun[self._key]
+        while first is not None:
+            batch, told = first
+            self.next_offset = told.next_offset
+            if batch is not None and batch.num_rows:
+                yield batch
+            first = next(stream, None)
+
+    def _rest(self) -> StreamCall[ChangelogBatch]:
+        """Return the call for what has not come yet."""
+        if isinstance(self._call, ReadChangelog):
+            return replace(self._call, from_offset=self.next_offset)
+        return replace(self._call, after=self.next_offset)
+
+
+def bucket_changes(
+    caller: TableCaller, since: Cut, until: Cut, bucket: BucketId
+) -> Iterator[pa.RecordBatch]:
+    """Yield a bucket's change records from one cut to another."""
+    call = ReadChanges(
+        table_id=caller.table.table_id,
+        schema_version=caller.table.schema.version,
+        bucket=bucket,
+        since=since.only([bucket]),
+        until=until.only([bucket]),
+    )
+    return iter(Changelog(caller, call))

@@ -1,0 +1,233 @@
+"""The client of a cluster: finds its tables and servers through ZooKeeper.
+
+cluster = connect("127.0.0.1:2181")
+orders = cluster.create_table("orders", schema)
+orders.lookup({"customer_id": [7]})
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foundation.errors import ServerUnavailable
+from locks.coordinator import Coordinator
+from locks.encoding.framing import read_text
+from locks.store.paths import STORAGE
+from locks.store.zookeeper import ZooKeeperStore
+from merge_engine.schema.schema import Schema
+from merge_engine.storage.objects import ObjectStorage, open_storage
+from recovery.writer.table_writer import TableWriter
+from server.client.connections import Broken, Connections, ServerCredentials
+from server.client.leader_calls import LeaderCalls
+from server.client.remote_table import RemoteTable
+from server.client.writer_access import RemoteAccess
+from server.protocol.calls import Status
+from server.protocol.definitions import ClusterTable, define
+
+
+def connect(
+    address: str,
+    *,
+    token: str | None = None,
+    tls_root: str | Path | None = None,
+    credentials: tuple[str, str] | None = None,
+    deadline_s: float = 30.0,
+    attempt_s: float = 10.0,
+    storage_settings: Mapping[str, Any] | None = None,
+) -> "Cluster":
+    """Connect to the cluster whose ZooKeeper is at `host:port[,host:port...][/chroot]`.
+
+    `token`, `tls_root`: for servers that want a token, and that speak TLS. `credentials`: user and
+    password for ZooKeeper. `deadline_s`: how long a call looks for a leader that answers;
+    `attempt_s`: how long it waits for one answer. `storage_settings`: what obstore needs to reach
+    the cluster's object store, for scans of snapshots, which read it themselves.
+    """
+    return Recipe.of(
+        address,
+        token=token,
+        tls_root=tls_root,
+        credentials=credentials,
+        deadline_s=deadline_s,
+        attempt_s=attempt_s,
+        storage_settings=storage_settings,
+    ).connect()
+
+
+class Cluster:
+    """A connection to a cluster. Safe for threads; pickled, it is the address to connect to."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        server_credentials: ServerCredentials,
+        credentials: tuple[str, str] | None = None,
+        deadline_s: float = 30.0,
+        attempt_s: float = 10.0,
+        storage_settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "storage_settings": storage_settings,
+            "server_credentials": server_credentials,
+            "credentials": credentials,
+            "deadline_s": deadline_s,
+            "attempt_s": attempt_s,
+        }
+        self.address = address
+        self._connecting = threading.Lock()
+        self._closed = False
+        self._store, self._coordinator = self._connect()
+        self.calls = LeaderCalls(
+            lambda: self.coordinator,
+            Connections(server_credentials),
+            deadline_s=deadline_s,
+            attempt_s=attempt_s,
+        )
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator; over another session with ZooKeeper when the last one was lost.
+
+        Nothing of a client rests on its session. What was made over a lost one stays lost.
+        """
+        with self._connecting:
+            if self._store.lost and not self._closed:
+                self._store, self._coordinator = self._connect()
+            return self._coordinator
+
+    def _connect(self) -> tuple[ZooKeeperStore, Coordinator]:
+        deadline_s = self._settings["deadline_s"]
+        store = ZooKeeperStore(
+            self.address, credentials=self._settings["credentials"], deadline_s=deadline_s
+        )
+        try:
+            return store, Coordinator(store, deadline_s=deadline_s)
+        except BaseException:
+            store.close()
+            raise
+
+    def storage(self) -> ObjectStorage:
+        """Return the object store that has the cluster's logs and snapshots."""
+        store = self.coordinator.store
+        store.sync()
+        node = store.read(STORAGE)
+        if node is None:
+            raise ServerUnavailable("no tablet server has ever joined this cluster; start one")
+        location = read_text(STORAGE, node.data)
+        return open_storage(location, **(self._settings["storage_settings"] or {}))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Recipe.connect, (self.recipe,)
+
+    @property
+    def recipe(self) -> "Recipe":
+        """How to connect to the same cluster from elsewhere."""
+        return Recipe(self.address, self._settings)
+
+    def create_table(
+        self,
+        name: str,
+        schema: Schema,
+        *,
+        buckets: int = 4,
+        column_locks: bool = True,
+        options: Mapping[str, str] | None = None,
+    ) -> RemoteTable:
+        """Create a table. The number of buckets never changes.
+
+        Without column locks anybody writes any column at any time, and nothing can be undone for
+        an owner but by its own hand: at least once, not exactly once.
+        """
+        definition = define(schema, buckets, column_locks=column_locks, options=options or {})
+        return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
+
+    def table(self, name: str) -> RemoteTable:
+        """Return the table of this name."""
+        return self._remote(ClusterTable(self.coordinator.tables.get(name)))
+
+    def table_by_id(self, table_id: int) -> RemoteTable:
+        """Return the table of this id, whatever it is called by now."""
+        return self._remote(ClusterTable(self.coordinator.tables.get_by_id(table_id)))
+
+    def again(self) -> "Cluster":
+        """Return another connection to the same cluster, for when this one's session is lost."""
+        return self.recipe.connect()
+
+    def writer(
+        self,
+        table: str | RemoteTable,
+        *,
+        owner_id: str,
+        columns: Sequence[str],
+        **settings: Any,
+    ) -> TableWriter:
+        """Return a writer that holds a lock on these columns; start it by `with` or `start`.
+
+        `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s, redo.
+        """
+        remote = self.table(table) if isinstance(table, str) else table
+        return TableWriter(RemoteAccess(self, remote), owner_id, columns, **settings)
+
+    def list_tables(self) -> list[str]:
+        """Return the names of all tables."""
+        return self.coordinator.tables.names()
+
+    def drop_table(self, name: str, *, force: bool = False) -> None:
+        """Drop a table with its data; refused while a column lock is live, unless forced."""
+        self.coordinator.drop_table(self.coordinator.tables.get(name), force=force)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what each live server says of itself; an `error` for one that does not answer."""
+        return [self._status_of(server.address) for server in self.coordinator.servers.all()]
+
+    def close(self) -> None:
+        """End the connections and the session. Closing twice is fine."""
+        self.calls.close()
+        with self._connecting:
+            self._closed = True
+            self._store.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _remote(self, table: ClusterTable) -> RemoteTable:
+        return RemoteTable(self, table)
+
+    def _status_of(self, address: str) -> dict[str, Any]:
+        timeout_s = self._settings["attempt_s"]
+        try:
+            answer = self.calls.connections.call(address, Status(), timeout_s)
+        except Broken as exc:
+            return {"address": address, "error": str(exc)}
+        return dict(answer.status)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to connect to a cluster: what travels in the place of a connection."""
+
+    address: str
+    settings: Mapping[str, Any] = field(repr=False)  # Credentials are among them.
+
+    @classmethod
+    def of(
+        cls,
+        address: str,
+        *,
+        token: str | None = None,
+        tls_root: str | Path | None = None,
+        **settings: Any,
+    ) -> "Recipe":
+        """Return how to connect with the arguments of `connect`."""
+        tls = None if tls_root is None else Path(tls_root)
+        server_credentials = ServerCredentials(token=token, tls_root=tls)
+        return cls(address, {"server_credentials": server_credentials, **settings})
+
+    def connect(self) -> Cluster:
+        """Connect."""
+        return Cluster(self.address, **self.settings)

@@ -1,0 +1,209 @@
+"""Connections to tablet servers, one per address, reused by all threads."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+import pyarrow as pa
+from pyarrow import flight
+
+from foundation import forks
+from foundation.errors import AccessRefused, ServerUnavailable
+from server.protocol import wire
+from server.protocol.calls import Call
+from server.protocol.messages import Message
+from server.protocol.reads import StreamCall
+from server.protocol.security import check_token, read_tls_root, token_headers
+
+# gRPC waits longer and longer before it connects again; a server that is back should be met soon.
+# `grpc.min_reconnect_backoff_ms` is none of that, whatever its name: it is how long one attempt may
+# take, with TLS three round trips, and is left at its 20 seconds. Calls have their own time-outs.
+_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+Answer = TypeVar("Answer", bound=Message)
+
+_LIBRARY = "an Arrow Flight client"
+_NEVER_SENT = ("failed to connect", "Connection refused", "DNS resolution failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCredentials:
+    """What a client needs to be let in: the token, and whom to trust for TLS."""
+
+    token: str | None = field(default=None, repr=False)
+    tls_root: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is not None:
+            check_token(self.token)
+
+
+class Broken(Exception):
+    """The network failed. `sent`: the call may have been carried out all the same."""
+
+    def __init__(self, address: str, error: flight.FlightError) -> None:
+        super().__init__(f"server {address}: {_plain_words(error)}")
+        self.sent = not any(sign in str(error) for sign in _NEVER_SENT)
+
+
+def _plain_words(error: flight.FlightError) -> str:
+    """Return what happened, without what Flight and gRPC say about themselves."""
+    text = str(error).partition(". gRPC client debug context")[0].partition(". Detail")[0]
+    text = text.rpartition(", with message: ")[2]
+    if "failed to connect" in text and text.endswith("Socket closed"):
+        # What a TLS server does to a client that does not speak it; a server that dies does it too.
+        return f"{text}; if it speaks TLS, give `tls_root`"
+    return text
+
+
+def _tls_refusal(address: str, error: flight.FlightError) -> AccessRefused | None:
+    """Return the error for a TLS handshake that fails each time; None if it was something else."""
+    text = _plain_words(error)
+    if "wrong version number" in text:
+        return AccessRefused(f"server {address} does not speak TLS: leave `tls_root` out")
+    if "handshake failed" not in text and "not in peer certificate" not in text:
+        return None
+    reason = text.rpartition("::")[2]
+    return AccessRefused(
+        f"`tls_root` does not vouch for the TLS certificate of server {address}: {reason}"
+    )
+
+
+class Connections:
+    """The Flight clients of a process's cluster. Safe for threads."""
+
+    def __init__(self, credentials: ServerCredentials) -> None:
+        self._credentials = credentials
+        self._headers = token_headers(credentials.token)
+        self._lock = threading.Lock()
+        self._clients: dict[str, flight.FlightClient] = {}
+        self._closed = False
+        self._process = os.getpid()
+        forks.check(_LIBRARY)
+        forks.hold(self)
+
+    def inherited(self) -> list[flight.FlightClient]:
+        """Return what must not be destroyed in a forked child: it would end the process."""
+        return list(self._clients.values())
+
+    def call(self, address: str, call: Call[Answer], timeout_s: float) -> Answer:
+        """Make a call that is an action, and return its answer."""
+        action = flight.Action(call.name, call.to_body())
+        with self._calling(address) as client:
+            results = client.do_action(action, self._options(timeout_s))
+            [body] = [result.body for result in results]
+        return cast(Answer, call.answer.from_body(body))
+
+    def put(
+        self,
+        address: str,
+        call: Call[Answer],
+        schema: pa.Schema,
+        batches: Sequence[tuple[bytes, pa.RecordBatch]],
+        timeout_s: float,
+        *,
+        holds_end: bool = False,
+    ) -> Answer:
+        """Make a call that is a put: batches, each with its place in the call, and an end.
+
+        Without the end nothing is written. `holds_end`: send it when the server says GO_ON.
+        """
+        descriptor = flight.FlightDescriptor.for_command(call.to_body())
+        ended = False
+        try:
+            with self._calling(address) as client:
+                writer, answers = client.do_put(descriptor, schema, self._options(timeout_s))
+                checksum = wire.Checksum()
+                try:
+                    for place, batch in batches:
+                        checksum.add(batch)
+                        writer.write_with_metadata(batch, place)
+                    if not holds_end or answers.read() is not None:
+                        ended = True
+                        writer.write_metadata(checksum.closing())
+                    writer.done_writing()
+                    answer = answers.read()
+                finally:
+                    writer.close()  # Raises what the server has to say.
+            if answer is None:
+                raise Broken(address, flight.FlightError("it ended a put without an answer"))
+        except Broken as exc:  # It may have been carried out: whoever sent it has to find out.
+            exc.sent = exc.sent and ended
+            raise
+        return cast(Answer, call.answer.from_body(answer))
+
+    def stream(
+        self, address: str, call: StreamCall[Answer], timeout_s: float
+    ) -> Iterator[tuple[pa.RecordBatch, Answer]]:
+        """Yield the batches of a stream, each with the message that came with it."""
+        ticket = flight.Ticket(call.to_body())
+        with self._calling(address) as client:
+            reader = client.do_get(ticket, self._options(timeout_s))
+        while True:
+            with self._calling(address):
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    return
+            yield chunk.data, call.read_message(wire.decode(chunk.app_metadata))
+
+    def close(self) -> None:
+        """Close all connections; in a forked child they are the parent's, and none are closed."""
+        if forks.is_inherited(self._process):
+            return
+        with self._lock:
+            self._closed = True
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
+            with suppress(flight.FlightError, pa.ArrowException):
+                client.close()
+
+    @contextmanager
+    def _calling(self, address: str) -> Iterator[flight.FlightClient]:
+        """Lend the client; the server's errors are raised as ours, the network's as Broken."""
+        client = self._client(address)
+        try:
+            yield client
+        except flight.FlightError as exc:
+            error = wire.from_flight_error(exc)
+            if error is not None:
+                raise error from None
+            self._drop(address, client)
+            raise _tls_refusal(address, exc) or Broken(address, exc) from exc
+        except (pa.ArrowException, OSError) as exc:  # The stream broke off in Arrow's own hands.
+            self._drop(address, client)
+            raise Broken(address, flight.FlightError(str(exc))) from exc
+
+    def _client(self, address: str) -> flight.FlightClient:
+        forks.use(_LIBRARY)
+        with self._lock:
+            if self._closed:
+                raise ServerUnavailable("this connection to the cluster was closed; connect again")
+            client = self._clients.get(address)
+            if client is None:
+                client = self._clients[address] = self._connect(address)
+            return client
+
+    def _connect(self, address: str) -> flight.FlightClient:
+        if self._credentials.tls_root is None:
+            return flight.FlightClient(f"grpc://{address}", generic_options=_OPTIONS)
+        return flight.FlightClient(
+            f"grpc+tls://{address}",
+            tls_root_certs=read_tls_root(self._credentials.tls_root),
+            generic_options=_OPTIONS,
+        )
+
+    def _drop(self, address: str, client: flight.FlightClient) -> None:
+        """Connect anew next time: what broke may stay broken. Others may still be using it."""
+        with self._lock:
+            if self._clients.get(address) is client:
+                del self._clients[address]
+
+    def _options(self, timeout_s: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=max(timeout_s, 0.001), headers=self._headers)

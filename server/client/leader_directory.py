@@ -1,0 +1,71 @@
+"""Where the buckets are: a guess that is mostly right, and ZooKeeper for when it is not."""
+
+import threading
+from collections.abc import Callable, Iterable
+
+from foundation.errors import ServerUnavailable, SessionLost
+from foundation.ids import LeadKey
+from locks.cluster.placement import place
+from locks.coordinator import Coordinator
+
+
+class LeaderDirectory:
+    """The addresses of the servers that lead buckets. Safe for threads.
+
+    The guess is the placement that the servers themselves strive for. A server that does not lead
+    says so, and then the bucket's leader node is asked: a hand-over may be under way.
+    """
+
+    def __init__(self, coordinator: Callable[[], Coordinator]) -> None:
+        self._coordinator = coordinator
+        self._lock = threading.Lock()
+        self._addresses: tuple[str, ...] | None = None
+        self._found: dict[LeadKey, str] = {}
+        self._doubted: set[LeadKey] = set()
+
+    def address_of(self, key: LeadKey, buckets: int) -> str:
+        """Return where the bucket probably is; `buckets`: how many its partition has."""
+        with self._lock:
+            doubted = list(self._doubted) if key in self._doubted else []
+        if doubted:
+            self.refresh(doubted)
+        with self._lock:
+            found, addresses = self._found.get(key), self._addresses
+        if found is not None:
+            return found
+        if addresses is None:
+            addresses = self.refresh()
+        if not addresses:
+            raise ServerUnavailable("no tablet server is running; start one")
+        table_id, (partition, number) = key
+        return place(table_id, partition, buckets, addresses)[number]
+
+    def doubt(self, keys: Iterable[LeadKey]) -> None:
+        """Look again before the next call to these: for whoever gave one up and does not wait."""
+        with self._lock:
+            self._doubted.update(keys)
+
+    def refresh(self, refused: Iterable[LeadKey] = ()) -> tuple[str, ...]:
+        """Look again who is there, and who leads the buckets that were refused."""
+        keys = list(refused)
+        try:
+            servers, found = self._look(keys)
+        except SessionLost:  # While it looked: the coordinator is of another session now.
+            servers, found = self._look(keys)
+        addresses = tuple(sorted(set(servers.values())))
+        with self._lock:
+            self._addresses = addresses
+            # What was found is kept while its server lives; what was refused is not.
+            kept = {key: at for key, at in self._found.items() if at in addresses}
+            for key in keys:
+                kept.pop(key, None)
+            self._found = {**kept, **found}
+            self._doubted.difference_update(keys)
+        return addresses
+
+    def _look(self, keys: Iterable[LeadKey]) -> tuple[dict[str, str], dict[LeadKey, str]]:
+        """Return the addresses of all servers, by session, and of the leaders of these buckets."""
+        coordinator = self._coordinator()
+        servers = {server.name: server.address for server in coordinator.servers.all()}
+        leaders = {key: coordinator.leaders.leader_of(key) for key in keys}
+        return servers, {key: servers[name] for key, name in leaders.items() if name in servers}

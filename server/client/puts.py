@@ -1,0 +1,118 @@
+"""Puts of rows that fit into one call per server: each server gets those of its buckets."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from foundation.ids import BucketId, Token
+from merge_engine.bucket.results import BucketResult, PutResult
+from merge_engine.merging.batch import known_mode, read_keys
+from merge_engine.merging.routing import Route, route
+from merge_engine.schema.schema import Schema
+from recovery.writer.access import Answers, GrantedRows
+from recovery.writer.rows import Rows
+from server.client.outgoing import as_one_table, to_messages
+from server.client.table_caller import TableCaller, together
+from server.protocol.puts import Put, PutAnswer
+
+NOTHING: Answers[BucketResult] = Answers({}, frozenset())
+
+
+class _Routed(NamedTuple):
+    """Rows by bucket, as they are sent."""
+
+    schema: pa.Schema
+    rows: int
+    batches: Mapping[BucketId, Sequence[pa.RecordBatch]]
+
+
+def put_unlocked(caller: TableCaller, rows: Rows, owner: str, token: Token | None) -> PutResult:
+    """Put rows into a table without column locks; a leader that moved is waited for."""
+    schema = rows.schema or caller.schema
+    routed = _route(caller, rows, schema, caller.find_or_create)
+    call = replace(
+        _to_call(caller, rows, schema, owner),
+        token=token,
+        buckets=dict.fromkeys(routed.batches),
+        holds_end=token is None,  # It cannot be sent again.
+    )
+    answers = _send(caller, call, routed, patient=True)
+    return PutResult(rows=routed.rows, buckets=answers.results)
+
+
+def put_granted(
+    caller: TableCaller, granted: GrantedRows, *, try_only: bool = False
+) -> Answers[BucketResult]:
+    """Put rows for the holder of a column lock; a leader that moved is not waited for.
+
+    `try_only`: write nothing, but raise what a put would raise now.
+    """
+    grant, rows = granted.grant, granted.rows
+    schema = rows.schema or caller.schema
+    routed = _route(caller, rows, schema, lambda target: caller.find_fenced(target, grant))
+    call = replace(
+        _to_call(caller, rows, schema, grant.owner),
+        token=grant.token,
+        writer=grant.writer,
+        buckets={bucket: grant.terms[bucket] for bucket in routed.batches},
+        try_only=try_only,
+    )
+    return _send(caller, call, routed, patient=False)
+
+
+def _route(
+    caller: TableCaller, rows: Rows, schema: Schema, find: Callable[[Route], BucketId]
+) -> _Routed:
+    pieces = list(rows.pieces(schema))
+    if not pieces:
+        return _Routed(pa.schema([]), 0, {})
+    if schema.partition_by:  # One may have been dropped and made anew, under another id.
+        caller.read_partitions()
+    arrow = as_one_table(pa.concat_tables(pieces))
+    routes = route(schema, read_keys(arrow, schema), caller.table.buckets)
+    whole = len(routes) == 1
+    batches = {find(target): to_messages(arrow, target, whole=whole) for target in routes}
+    return _Routed(arrow.schema, arrow.num_rows, batches)
+
+
+def _to_call(caller: TableCaller, rows: Rows, schema: Schema, owner: str) -> Put:
+    return Put(
+        table_id=caller.table.table_id,
+        schema_version=schema.version,
+        buckets={},
+        columns=None if rows.columns is None else tuple(rows.columns),
+        mode=known_mode(rows.mode),
+        operation_column=rows.operation_column,
+        owner=owner,
+    )
+
+
+def _send(
+    caller: TableCaller, call: Put, routed: _Routed, *, patient: bool
+) -> Answers[BucketResult]:
+    if not routed.batches:  # Nobody to judge an empty batch but ourselves.
+        return NOTHING
+
+    def send(address: str, buckets: Sequence[BucketId], timeout_s: float) -> PutAnswer:
+        batches = [
+            (Put.place(at), batch)
+            for at, bucket in enumerate(buckets)
+            for batch in routed.batches[bucket]
+        ]
+        size = sum(batch.nbytes for _, batch in batches)
+        share = replace(call.only(buckets), announced_bytes=size)
+        return caller.calls.connections.put(
+            address, share, routed.schema, batches, timeout_s, holds_end=call.holds_end
+        )
+
+    shares = caller.ask(
+        call,
+        send=send,
+        repeatable=call.token is not None,
+        patient=patient,
+        changes=True,
+        check_partitions=True,
+    )
+    return together(shares)

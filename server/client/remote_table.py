@@ -1,0 +1,416 @@
+"""A table of a cluster, with the calls of the embedded one; its buckets are on tablet servers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from foundation.deadlines import within
+from foundation.errors import InvalidInput, TableAltered
+from foundation.ids import BucketId, Token
+from locks.encoding.offsets import Offsets
+from locks.snapshots.list_records import ListedSnapshot
+from merge_engine.bucket.results import BucketResult, PutResult
+from merge_engine.bucket.segment import AggMode
+from merge_engine.bucket.undo import UndoRange
+from merge_engine.embedded.derived_calls import Data, DerivedCalls
+from merge_engine.merging.routing import partition_key, partition_rows
+from merge_engine.schema.schema import Schema
+from recovery.reader.cut import Cut
+from recovery.reader.isolation import Isolation
+from recovery.reader.table_changes import TableChanges
+from recovery.reader.table_scan import ScanSource, TableScan, chosen_buckets
+from recovery.writer.rows import Rows
+from recovery.writer.table_writer import TableWriter
+from server.client.changelog import Changelog, bucket_changes
+from server.client.lookups import look_up
+from server.client.puts import put_unlocked
+from server.client.scan_sources import LogRows, live_rows, log_schema, row_schema, snapshot_rows
+from server.client.snapshot_lease import (
+    BorrowedLease,
+    HeldSnapshots,
+    SnapshotLease,
+    hold_latest,
+)
+from server.client.table_caller import ClusterConnection, TableCaller
+from server.client.undoing import undo_all
+from server.client.uploads import progress_of
+from server.protocol.calls import TakeSnapshots
+from server.protocol.definitions import ClusterTable, evolved
+from server.protocol.puts import PutProgress
+from server.protocol.reads import LogEnds, ReadChangelog
+
+
+class RemoteTable(DerivedCalls):
+    """A table on servers. Safe for threads; made by `Cluster.table` and `Cluster.create_table`.
+
+    A put is one atomic commit per bucket, and all buckets of one server try the merge before the
+    first of them writes. Calls find the leaders by themselves and wait for one that moves.
+    `caller` sends them.
+    """
+
+    _owns_connection = False
+
+    def __init__(self, cluster: ClusterConnection, table: ClusterTable) -> None:
+        self._cluster = cluster
+        self.caller = TableCaller(cluster, table)
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.definition.name
+
+    @property
+    def table_id(self) -> int:
+        """The id of this table; another one of the same name has another."""
+        return self.definition.table_id
+
+    @property
+    def schema(self) -> Schema:
+        """The schema as this client last saw it."""
+        return self.definition.schema
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets each partition has."""
+        return self.definition.buckets
+
+    @property
+    def definition(self) -> ClusterTable:
+        """The table as the coordinator defines it, as this client last saw it."""
+        return self.caller.table
+
+    def refresh(self) -> None:
+        """Look again at the definition: others may have altered it."""
+        self.caller.refresh()
+
+    def bucket_ids(self) -> list[BucketId]:
+        """Return all buckets of all partitions, as they are now."""
+        return self.caller.bucket_ids()
+
+    def close(self) -> None:
+        """End the connection to the cluster, if this table was unpickled with one of its own.
+
+        That of a cluster's table is the cluster's, and stays. Closing twice is fine.
+        """
+        if self._owns_connection:
+            self._cluster.close()
+
+    def __enter__(self) -> "RemoteTable":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._owns_connection = True
+
+    # --- Writing --------------------------------------------------------------------------------
+
+    def writer(self, *, owner_id: str, columns: Sequence[str], **settings: Any) -> TableWriter:
+        """Return a writer that holds a lock on these columns and writes each batch exactly once.
+
+        Start it by `with`; `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s.
+        """
+        return self._cluster.writer(self, owner_id=owner_id, columns=columns, **settings)
+
+    def put(
+        self,
+        data: Data,
+        *,
+        columns: Sequence[str] | None = None,
+        mode: AggMode = AggMode.ACCUMULATE,
+        operation_column: str | None = None,
+        owner: str = "",
+        token: Token | None = None,
+    ) -> PutResult:
+        """Merge a batch; arguments as for the embedded table's `put`.
+
+        Without a token, a connection that breaks at the wrong moment is an UnknownOutcome; with
+        one, the same put is sent again and counts once. A table that has column locks is written
+        by `writer` only.
+        """
+        rows = Rows(data=data, columns=columns, mode=mode, operation_column=operation_column)
+        return put_unlocked(self.caller, rows, owner, token)
+
+    def undo(
+        self, debtor: str, columns: Sequence[str], offsets: Mapping[BucketId, int]
+    ) -> dict[BucketId, BucketResult]:
+        """Bring an owner's changes of these columns back; for tables without column locks.
+
+        Those that were written before it. What the owner writes meanwhile stands, unless it is to
+        keys that are brought back; let it pause all the same, for committed changelogs may leave
+        such writes out.
+        """
+        ids = [column.id for column in self.schema.values(columns)]
+        ranges = {key: UndoRange(offset) for key, offset in offsets.items()}
+        return dict(undo_all(self.caller, debtor, ids, ranges))
+
+    def put_progress(self, owner: str, token: Token) -> dict[str, int]:
+        """Return how much of a large batch has arrived at the servers, and how much is written."""
+        call = PutProgress(table_id=self.table_id, owner=owner, token=token)
+        return asdict(progress_of(self.caller, call))
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    def cut(self) -> Cut:
+        """Return where the table stands now: what each owner has committed, in all buckets.
+
+        Of a table without column locks: what each bucket has.
+        """
+        if self.definition.locked:
+            return self.caller.cut()
+        with within(self.caller.calls.deadline_s):
+            ends = Offsets(self.end_offsets())
+            now_ms = self._cluster.coordinator.store.now_ms()
+        return replace(self.caller.cut(), ends=ends, time_ms=now_ms)
+
+    def lookup(
+        self,
+        keys: Data,
+        columns: Sequence[str] | None = None,
+        *,
+        isolation: str = Isolation.LATEST,
+        at: Cut | str | None = None,
+    ) -> pa.Table:
+        """Return the keys and their values, in the order asked; nulls where absent.
+
+        `isolation`: "latest" shows all that was written; "committed" what was committed, of all
+        keys at one cut, so that no batch is seen in part. `at`: at this cut.
+        """
+        shown = Isolation.of(isolation)
+        with within(self.caller.calls.deadline_s):
+            # Each bucket is looked up once: where its log ends need not be known before.
+            cut = self._stand(shown, at, self.caller.cut)
+            return look_up(self.caller, keys, columns, cut)
+
+    def _stand(
+        self, isolation: Isolation, at: Cut | str | None, take: Callable[[], Cut] | None = None
+    ) -> Cut | None:
+        """Return where a read stands: at the cut that it is given, or at one that is taken now.
+
+        None: each bucket as it is.
+        """
+        if at is not None:
+            return self.definition.check_cut(Cut.of(at))
+        return (take or self.cut)() if isolation is Isolation.COMMITTED else None
+
+    def changes(
+        self,
+        since: Cut | str | None = None,
+        until: Cut | str | None = None,
+        *,
+        buckets: Sequence[BucketId] | None = None,
+    ) -> TableChanges:
+        """Return the change records that lead from one cut to another, of whole batches.
+
+        Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
+        now. What was undone is left out, and so is what is not committed.
+        """
+        table = self.definition
+        last = self.cut() if until is None else table.check_cut(Cut.of(until))
+        first = self._earliest() if since is None else table.check_cut(Cut.of(since))
+        wanted = chosen_buckets(self.bucket_ids(), buckets)
+        self.refresh()  # Records have all columns that there are, not those we know of.
+        schema = log_schema(self.definition)
+        return TableChanges(
+            wanted, schema, partial(bucket_changes, self.caller, first, last), (first, last)
+        )
+
+    def _earliest(self) -> Cut:
+        """Return a cut that has nothing of what the logs have."""
+        answers = self.caller.ask(self._log_ends())
+        starts = {
+            bucket: start
+            for buckets, answer in answers
+            for bucket, start in zip(buckets, answer.starts, strict=True)
+        }
+        return Cut(table=self.definition.uid, epoch=None, time_ms=0, ends=Offsets(starts))
+
+    def changelog(
+        self,
+        bucket_id: BucketId,
+        from_offset: int = 0,
+        to_offset: int | None = None,
+        *,
+        isolation: str = Isolation.COMMITTED,
+    ) -> Changelog:
+        """Return a bucket's changes in [from, to) as records with finished values, to iterate.
+
+        "committed" ends at the last stable offset and leaves out what was undone.
+        """
+        call = ReadChangelog(
+            table_id=self.table_id,
+            schema_version=self.schema.version,
+            bucket=BucketId(*bucket_id),
+            from_offset=from_offset,
+            to_offset=to_offset,
+            isolation=Isolation.of(isolation),
+        )
+        return Changelog(self.caller, call)
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        source: ScanSource = ScanSource.LIVE_KV,
+        isolation: str = Isolation.COMMITTED,
+        limit: int | None = None,
+        buckets: Sequence[BucketId] | None = None,
+        at: Cut | str | None = None,
+        lease: HeldSnapshots | None = None,
+        from_offsets: Mapping[BucketId, int] | None = None,
+    ) -> TableScan:
+        """Return all rows of the table, or of these buckets, to iterate or take whole.
+
+        "committed" rows stand at one cut, in all buckets alike: at one that is taken now, or `at`
+        the one that is given. LIVE_KV reads the leaders' rows. SNAPSHOT reads what `lease` holds,
+        at the cut of the lease, from the object store alone; the log has what came since. LOG has
+        change records from `from_offsets` on (0 where nothing is said) instead of rows.
+        """
+        table = self.definition
+        chosen = table.schema.values(columns)
+        shown = Isolation.of(isolation)
+        if (lease is not None) != (source is ScanSource.SNAPSHOT):
+            raise InvalidInput("a lease goes with source=ScanSource.SNAPSHOT, and that needs one")
+        if source is ScanSource.SNAPSHOT:
+            assert lease is not None
+            known = list(lease.snapshots)
+            cut = self._stand(shown, at, lambda: lease.cut)
+            opening = snapshot_rows(
+                self._cluster.storage(),
+                table,
+                chosen,
+                lease,
+                cut=cut,
+                knowing=self.caller.knowing,
+            )
+            wanted = chosen_buckets(known, buckets)
+            return TableScan(wanted, row_schema(table, chosen), opening, cut=cut, limit=limit)
+        wanted = chosen_buckets(self.bucket_ids(), buckets)
+        if source is ScanSource.LOG:
+            if columns is not None or at is not None:
+                raise InvalidInput(
+                    "change records have the columns that changed, and begin at offsets: leave "
+                    "`columns` and `at`; `changes` has those between cuts"
+                )
+            offsets = dict(from_offsets or {})
+            self.refresh()  # Records have all columns that there are, not those we know of.
+            schema = log_schema(self.definition)
+
+            def changes(key: BucketId, most: int | None) -> LogRows:
+                changelog = self.changelog(key, offsets.get(key, 0), isolation=shown)
+                return LogRows(changelog, schema, most)
+
+            return TableScan(wanted, schema, changes, limit=limit)
+        cut = self._stand(shown, at)
+        opening = live_rows(self.caller, table, chosen, cut)
+        return TableScan(wanted, row_schema(table, chosen), opening, cut=cut, limit=limit)
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return all committed rows as one table: short for `scan(columns).to_arrow()`."""
+        return self.scan(columns).to_arrow()
+
+    def end_offsets(self) -> dict[BucketId, int]:
+        """Return where the log of each bucket ends."""
+        return dict(self.caller.call(self._log_ends()).results)
+
+    def _log_ends(self) -> LogEnds:
+        return LogEnds(
+            table_id=self.table_id,
+            schema_version=self.schema.version,
+            buckets=tuple(self.bucket_ids()),
+        )
+
+    # --- Snapshots and leases -------------------------------------------------------------------
+
+    def snapshot(self, buckets: Sequence[BucketId] | None = None) -> dict[BucketId, int]:
+        """Have snapshots taken now, of these buckets or all; return the ids of the latest."""
+        call = TakeSnapshots(
+            table_id=self.table_id,
+            schema_version=self.schema.version,
+            buckets=tuple(chosen_buckets(self.bucket_ids(), buckets)),
+        )
+        return dict(self.caller.call(call, check_partitions=True).results)
+
+    def snapshots(self) -> dict[BucketId, tuple[ListedSnapshot, ...]]:
+        """Return the snapshots of each bucket that may be leased, the oldest first."""
+        keys = self.bucket_ids()
+        lists = self._cluster.coordinator.snapshots.read_many(self.table_id, keys)
+        return {key: found.listed for key, found in lists.items()}
+
+    def lease_latest(
+        self,
+        lease_id: str,
+        duration_s: float = 600.0,
+        *,
+        buckets: Sequence[BucketId] | None = None,
+        renew: bool = True,
+        deadline_s: float = 60.0,
+    ) -> SnapshotLease:
+        """Lease the latest snapshot of each bucket, taken now where there is none.
+
+        It is renewed in the background, unless told otherwise, until it is dropped.
+        """
+        wanted = chosen_buckets(self.bucket_ids(), buckets)
+        duration_ms = int(duration_s * 1000)
+        held = hold_latest(
+            lambda: self._cluster.coordinator,
+            self.table_id,
+            lease_id,
+            wanted,
+            duration_ms,
+            take=self.snapshot,
+            deadline_s=deadline_s,
+        )
+        return SnapshotLease(
+            lambda: self._cluster.coordinator,
+            self.table_id,
+            lease_id,
+            held,
+            duration_ms,
+            cut=self.cut(),
+            renew=renew,
+        )
+
+    def borrow_lease(self, lease_id: str) -> BorrowedLease:
+        """Return the snapshots of a lease that somebody else holds and renews, to scan them.
+
+        UnknownLease if there is none of this id, or it has expired.
+        """
+        return BorrowedLease(
+            lambda: self._cluster.coordinator, self.table_id, lease_id, self.caller.cut
+        )
+
+    # --- Schema and partitions ------------------------------------------------------------------
+
+    def _evolve(self, change: Callable[[Schema], Schema], *, force: bool = False) -> None:
+        """Alter the table as it is now; if somebody else did so meanwhile, look again."""
+        while True:
+            self.refresh()
+            definition = evolved(self.definition.table.definition, change(self.schema))
+            try:
+                altered = self._cluster.coordinator.alter_table(
+                    self.definition.table, definition, force=force
+                )
+            except TableAltered:
+                continue
+            self.caller.table = ClusterTable(altered)
+            return
+
+    def partitions(self) -> pa.Table:
+        """Return the values of the partition columns, one row per partition."""
+        keys = self.caller.read_partitions() if self.schema.partition_by else ()
+        return partition_rows(self.schema, keys)
+
+    def create_partition(self, **values: Any) -> int:
+        """Create a partition, unless there is one of these values; return its id."""
+        return self.caller.create_partition(partition_key(self.schema, values))
+
+    def drop_partition(self, **values: Any) -> None:
+        """Drop a partition and its data. One of the same values later is a new one."""
+        if not self.caller.drop_partition(partition_key(self.schema, values)):
+            raise InvalidInput(f"there is no partition {values}")

@@ -1,0 +1,107 @@
+"""What calls have in common, and the calls about a server.
+
+What a call needs is its dataclass, and what comes back is the class that it names as its answer.
+`puts.py` has the calls that put, `writers.py` those of writers with a column lock, and `reads.py`
+those that read. A put goes as the command of a Flight stream, any other as an action of its name.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+
+from foundation.ids import BucketId
+from server.protocol.messages import BUCKETS, NUMBER, NUMBERS, TEXT, Message
+from server.protocol.wire import Fields
+
+Answer_co = TypeVar("Answer_co", bound=Message, covariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Message, Generic[Answer_co]):
+    """What a client asks of a server. `answer`: the class of what comes back."""
+
+    name: ClassVar[str]
+    answer: ClassVar[type[Message]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCall(Call[Answer_co]):
+    """A call about a table, as its caller knows it: columns are those of this schema."""
+
+    table_id: Annotated[int, NUMBER.called("table")]
+    schema_version: Annotated[int, NUMBER]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketsAnswer(Message, Generic[Result_co]):
+    """What a server says of each bucket of a call, in the call's order; `session`: the server's."""
+
+    session: Annotated[str, TEXT]
+    results: tuple[Result_co, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketsCall(TableCall[Answer_co]):
+    """A call to buckets of a table; each goes to its leader, so servers get a share of the call."""
+
+    buckets: Annotated[Collection[BucketId], BUCKETS]
+
+    def only(self, buckets: Sequence[BucketId]) -> Self:
+        """Return the call to some of its buckets."""
+        if isinstance(self.buckets, Mapping):
+            return replace(self, buckets={key: self.buckets[key] for key in buckets})
+        return replace(self, buckets=tuple(buckets))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(Message):
+    """The answer of a call that says nothing but that it was carried out."""
+
+
+# --- About a server -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeSnapshotsAnswer(BucketsAnswer[int]):
+    """The ids of the latest snapshots."""
+
+    results: Annotated[tuple[int, ...], NUMBERS.called("snapshots")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeSnapshots(BucketsCall[TakeSnapshotsAnswer]):
+    """Take snapshots of buckets now."""
+
+    name = "snapshot"
+    answer = TakeSnapshotsAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusAnswer(Message):
+    """What a server says of itself, for people: what is in it may change."""
+
+    status: Mapping[str, Any]
+
+    def to_fields(self) -> dict[str, Any]:
+        return dict(self.status)
+
+    @classmethod
+    def from_fields(cls, received: Fields) -> Self:
+        return cls(status=received.to_dict())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(Call[StatusAnswer]):
+    """Ask a server about itself."""
+
+    name = "status"
+    answer = StatusAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ping(Call[Nothing]):
+    """Ask a server whether it answers."""
+
+    name = "ping"
+    answer = Nothing

@@ -1,0 +1,112 @@
+"""A cluster's table: the coordinator's definition of it, read as the merge engine's schema.
+
+The `options` of a definition:
+
+    uid                         names the table's logs and views: never used again, even when
+                                ZooKeeper is set up anew and counts its tables from 1
+    table.column-lock.enabled   "true" unless the table was created without column locks
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from foundation.errors import InvalidInput
+from foundation.ids import BucketId
+from locks.catalog.definitions import CatalogTable, TableDefinition
+from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.schema.schema import Schema
+from recovery.reader.cut import Cut
+
+LOCKED = "table.column-lock.enabled"
+UID = "uid"
+# Where a bucket's KV snapshots are, below its log.
+SNAPSHOTS = "snapshots"
+MOST_BUCKETS = 1 << 20
+
+
+def define(
+    schema: Schema, buckets: int, *, column_locks: bool, options: Mapping[str, str]
+) -> TableDefinition:
+    """Return the definition of a new table."""
+    if not 1 <= buckets <= MOST_BUCKETS:
+        raise InvalidInput(f"a table has 1 to {MOST_BUCKETS:,} buckets, not {buckets}")
+    return TableDefinition(
+        schema=schema.to_json(),
+        columns=_value_columns(schema),
+        key_columns=tuple(column.name for column in schema.key_columns),
+        buckets=buckets,
+        options={**options, UID: uuid.uuid4().hex, LOCKED: str(column_locks).lower()},
+    )
+
+
+def evolved(definition: TableDefinition, schema: Schema) -> TableDefinition:
+    """Return the definition under a newer schema; former ones stay, for rows of their time."""
+    return replace(
+        definition,
+        schema=schema.to_json(),
+        former=(*definition.former, definition.schema),
+        columns=_value_columns(schema),
+        key_columns=tuple(column.name for column in schema.key_columns),
+    )
+
+
+def _value_columns(schema: Schema) -> dict[str, int]:
+    return {column.name: column.id for column in schema.value_columns}
+
+
+@dataclass(frozen=True)
+class ClusterTable:
+    """A table as servers and clients work with it."""
+
+    table: CatalogTable
+
+    @property
+    def table_id(self) -> int:
+        """The coordinator's id."""
+        return self.table.table_id
+
+    @property
+    def name(self) -> str:
+        """The name, for people."""
+        return self.table.name
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets each partition has."""
+        return self.table.definition.buckets
+
+    @property
+    def locked(self) -> bool:
+        """Whether writers need a column lock."""
+        return self.table.definition.options.get(LOCKED, "true") != "false"
+
+    @cached_property
+    def history(self) -> SchemaHistory:
+        """All schemas, the current one last."""
+        definition = self.table.definition
+        return SchemaHistory(map(Schema.from_json, (*definition.former, definition.schema)))
+
+    @property
+    def schema(self) -> Schema:
+        """The current schema."""
+        return self.history.current
+
+    @property
+    def uid(self) -> str:
+        """What no other table is or was called, not even one of another cluster."""
+        return self.table.definition.options[UID]
+
+    def path(self, key: BucketId) -> str:
+        """Return where a bucket's log is below the cluster's storage, and its view on a server."""
+        return f"{self.name}-{self.uid}/{key}"
+
+    def check_cut(self, cut: Cut) -> Cut:
+        """Return a cut of this table; InvalidInput if it is of another one."""
+        if cut.table != self.uid:
+            raise InvalidInput(
+                f"this cut is of another table than {self.name}: of one that had this name before, "
+                "perhaps; take a cut of this one"
+            )
+        return cut

@@ -1,0 +1,149 @@
+"""What a reader of Spark can be told: the options of the data source, as Spark has them, as text.
+
+Names are those of Spark's own sources: the case does not matter.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foundation.errors import InvalidInput
+from foundation.suggestions import did_you_mean
+from recovery.reader.cut import Cut
+from recovery.reader.isolation import Isolation
+from server.client.cluster import Recipe
+from server.protocol.environment import TOKEN_VARIABLE, credentials_from, find_address
+from sink.options import parse_duration_ms
+
+FULL, EARLIEST, LATEST = "full", "earliest", "latest"
+CHANGES, UPSERTS = "changes", "upserts"
+_MODES = (CHANGES, UPSERTS)
+_STORAGE = "storage."
+_OF_STREAMS = ("start", "mode", "maxRowsPerTrigger", "leaseDuration")
+_KNOWN = (
+    *("table", "zookeeper", "token", "tlsRoot", "zookeeperUser", "zookeeperPassword", "deadline"),
+    *("columns", "isolation", "at", "lease"),
+    *_OF_STREAMS,
+)
+# What Spark adds by itself, in SQL.
+_OF_SPARK = frozenset({"path", "owner", "location", "provider", "serialization.format"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderOptions:
+    """`start`: None for a batch. `lease`: one that the caller holds or, of a stream, its own."""
+
+    table: str
+    recipe: Recipe
+    columns: tuple[str, ...] | None = None
+    isolation: Isolation = Isolation.COMMITTED
+    at: Cut | None = None
+    lease: str | None = None
+    start: str | None = None
+    mode: str = CHANGES
+    max_rows: int | None = None
+    lease_duration_ms: int = 24 * 3_600_000
+
+    @classmethod
+    def of(
+        cls, options: Mapping[str, str], environment: Mapping[str, str] | None = None
+    ) -> "ReaderOptions":
+        """Return what the options say, and the environment where they say nothing."""
+        environment = os.environ if environment is None else environment
+        given = {name.casefold(): value for name, value in options.items()}
+        _check_names(given)
+        get = {name: given.get(name.casefold()) for name in _KNOWN}
+        if not get["table"]:
+            raise InvalidInput('which table? Say .option("table", "...")')
+        at = get["at"]
+        start = get["start"]
+        if start is None and any(get[name] is not None for name in _OF_STREAMS):
+            raise InvalidInput(
+                f"{_listed(_OF_STREAMS)} are for streams, which say where they start: "
+                f'.option("start", "{FULL}"), "{EARLIEST}", "{LATEST}", or a cut'
+            )
+        if start is not None and start not in (FULL, EARLIEST, LATEST):
+            Cut.of(start)
+        if start is not None and (at is not None or get["isolation"] is not None):
+            raise InvalidInput(
+                "a stream has committed changes from `start` on: leave `at` and `isolation`"
+            )
+        return cls(
+            table=get["table"],
+            recipe=_recipe(get, given, environment),
+            columns=_columns(get["columns"]),
+            isolation=Isolation.of(get["isolation"] or Isolation.COMMITTED),
+            at=None if at is None else Cut.of(at),
+            lease=get["lease"],
+            start=start,
+            mode=_mode(get["mode"]),
+            max_rows=_count("maxRowsPerTrigger", get["maxRowsPerTrigger"]),
+            lease_duration_ms=parse_duration_ms("leaseDuration", get["leaseDuration"] or "24 h"),
+        )
+
+
+def _check_names(given: Mapping[str, str]) -> None:
+    known = {name.casefold() for name in _KNOWN}
+    for name in given:
+        if name not in known and name not in _OF_SPARK and not name.startswith(_STORAGE):
+            raise InvalidInput(f"there is no option '{name}'{did_you_mean(name, _KNOWN)}")
+
+
+def _recipe(
+    get: Mapping[str, str | None], given: Mapping[str, str], environment: Mapping[str, str]
+) -> Recipe:
+    user, password = get["zookeeperUser"], get["zookeeperPassword"]
+    deadline_s = parse_duration_ms("deadline", get["deadline"] or "30 s") / 1000
+    return Recipe.of(
+        find_address(get["zookeeper"], '.option("zookeeper", "host:2181")', environment),
+        token=get["token"] or environment.get(TOKEN_VARIABLE) or None,
+        tls_root=get["tlsRoot"],
+        credentials=(user, password or "") if user else credentials_from(environment),
+        deadline_s=deadline_s,
+        attempt_s=min(10.0, deadline_s),
+        storage_settings=_storage_settings(given),
+    )
+
+
+def _storage_settings(given: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        name.removeprefix(_STORAGE): value
+        for name, value in given.items()
+        if name.startswith(_STORAGE)
+    }
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    """Return the names: separated by commas or, if one of them has one, as a JSON list."""
+    if text is None:
+        return None
+    if text.lstrip().startswith("["):
+        try:
+            names = json.loads(text)
+        except ValueError as exc:
+            raise InvalidInput(f"`columns` begins as a JSON list, and is none: {exc}") from exc
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidInput("`columns` is a JSON list of names")
+        return tuple(names)
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _mode(text: str | None) -> str:
+    mode = (text or CHANGES).casefold()
+    if mode not in _MODES:
+        raise InvalidInput(f"`mode` is {_listed(_MODES)}, not {text!r}")
+    return mode
+
+
+def _count(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise InvalidInput(f"`{name}` is a number of rows, not {text!r}")
+    return int(text)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " or ".join(f"`{name}`" for name in names)

@@ -1,0 +1,111 @@
+"""What filters of a query say of keys: which rows alone can pass them.
+
+Spark gives all filters that it could push down, and gets all of them back: whatever is left out
+here is only work that is saved. Only keys count: what is aggregated is known when it is merged.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from itertools import product
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from merge_engine.merging.routing import partition_key
+from merge_engine.schema.schema import Column, Schema
+
+# More keys are not looked up one by one, and not put together from parts.
+MOST_KEYS = 10_000
+
+Allowed = Mapping[str, Sequence[Any]]
+"""By column, the values that can pass."""
+
+
+class Pruned(NamedTuple):
+    """`keys`: the only ones that can pass; `partitions`: the only ones that can have such keys."""
+
+    keys: pa.Table | None = None
+    partitions: frozenset[bytes] | None = None
+
+
+def allowed_values(filters: Iterable[Any]) -> dict[str, list[Any]]:
+    """Return the values that filters of the forms `column = value` and `column in (...)` let pass.
+
+    All of them hold: where several are about one column, what passes all of them does.
+    """
+    from pyspark.sql.datasource import EqualNullSafe, EqualTo, In  # noqa: PLC0415
+
+    allowed: dict[str, list[Any]] = {}
+    for one in filters:
+        if isinstance(one, EqualTo | EqualNullSafe):
+            values = [one.value]
+        elif isinstance(one, In):
+            values = list(one.value)
+        else:
+            continue
+        if len(one.attribute) == 1:
+            [name] = one.attribute
+            before = allowed.get(name)
+            allowed[name] = [v for v in values if before is None or v in before]
+    return allowed
+
+
+def prune(schema: Schema, allowed: Allowed) -> Pruned:
+    """Return what the values that can pass say of keys and partitions."""
+    keys = _combinations(schema.key_columns, allowed)
+    if keys is not None:
+        return Pruned(keys=keys)
+    partitions = _combinations(schema.partition_columns, allowed)
+    if partitions is None or not schema.partition_by:
+        return Pruned()
+    return Pruned(
+        partitions=frozenset(partition_key(schema, values) for values in partitions.to_pylist())
+    )
+
+
+def _combinations(columns: Sequence[Column], allowed: Allowed) -> pa.Table | None:
+    """Return all combinations of the values of these columns; None if they are not known."""
+    values = []
+    for column in columns:
+        known = _of_type(column, allowed[column.name]) if column.name in allowed else None
+        if known is None:
+            return None
+        values.append(known)
+    count = 1
+    for known in values:
+        count *= len(known)
+    if count > MOST_KEYS:
+        return None
+    rows = list(product(*values))
+    try:
+        return pa.table(
+            {
+                column.name: pa.array([row[at] for row in rows], column.type)
+                for at, column in enumerate(columns)
+            }
+        )
+    except (pa.ArrowException, TypeError, OverflowError, UnicodeError):  # Spark decides then.
+        return None
+
+
+_EXACT: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_string, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_date, date),
+    (pa.types.is_decimal, Decimal),
+)
+
+
+def _of_type(column: Column, values: Sequence[Any]) -> list[Any] | None:
+    """Return the distinct values, without nulls, which no key is; None if one is of another type.
+
+    Times are left to Spark: a value says nothing of its time zone.
+    """
+    kind = next((kind for matches, kind in _EXACT if matches(column.type)), None)
+    there = [value for value in values if value is not None]
+    if kind is None or any(type(value) is not kind for value in there):
+        return None
+    return list(dict.fromkeys(there))

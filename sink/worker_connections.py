@@ -1,0 +1,36 @@
+"""The connections of a Python process that Spark has started: shared by all that runs in it.
+
+Spark starts a process per task, and one for each step of planning, and uses it again for a while. A
+connection takes longer than most of what is done over it.
+"""
+
+import pickle
+import threading
+
+from server.client.cluster import Cluster, Recipe
+
+_lock = threading.Lock()
+_clusters: dict[bytes, Cluster] = {}
+
+
+def connected(recipe: Recipe) -> Cluster:
+    """Return this process's connection to a cluster, with these very settings."""
+    key = _key(recipe)
+    with _lock:
+        found = _clusters.get(key)
+        if found is None:
+            found = _clusters[key] = recipe.connect()
+        return found
+
+
+def disconnect(recipe: Recipe) -> None:
+    """Close the connection, if there is one: whoever comes next has another."""
+    with _lock:
+        found = _clusters.pop(_key(recipe), None)
+    if found is not None:
+        found.close()
+
+
+def _key(recipe: Recipe) -> bytes:
+    """Whoever has other credentials has another connection."""
+    return pickle.dumps((recipe.address, sorted(recipe.settings.items(), key=lambda one: one[0])))

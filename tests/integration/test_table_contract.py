@@ -1,0 +1,510 @@
+"""One contract for all tables: embedded, and on the servers of a cluster."""
+
+import inspect
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pytest
+
+import tallybook as tb
+from foundation.errors import (
+    HandoverNeeded,
+    InvalidInput,
+    LockHeld,
+    OffsetOutOfRange,
+    Overflow,
+    UnknownColumn,
+)
+from foundation.failpoints import arm
+from tests.support.day_tables import DAYS
+from tests.support.faulty_storage import interrupt
+from tests.support.writer_table import MOST
+
+SUMS = (
+    tb.SchemaBuilder()
+    .column("k", "BIGINT")
+    .agg_column("a", "BIGINT", "sum")
+    .agg_column("note", "STRING", "last_value")
+    .primary_key("k")
+    .build()
+)
+NAMES = [name for name in vars(tb.AnyTable) if not name.startswith("_")]
+CONTEXT = ["__enter__", "__exit__"]
+
+
+class Create(Protocol):
+    """Creates a table; `locked`: one that is for writers."""
+
+    def __call__(self, schema: tb.Schema = SUMS, *, locked: bool = False) -> tb.AnyTable: ...
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tb.Cluster]:
+    with tb.LocalCluster(tmp_path_factory.mktemp("contract")) as local, local.connect() as client:
+        yield client
+
+
+@pytest.fixture(params=["embedded", "cluster"])
+def create(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Create]:
+    with ExitStack() as stack:
+
+        def embedded(schema: tb.Schema = SUMS, *, locked: bool = False) -> tb.AnyTable:
+            assert locked in (True, False)  # Writers and others share an embedded table.
+            directory = tmp_path / uuid.uuid4().hex
+            return stack.enter_context(tb.Table.create(directory, schema, buckets=2))
+
+        def on_servers(schema: tb.Schema = SUMS, *, locked: bool = False) -> tb.AnyTable:
+            client: tb.Cluster = request.getfixturevalue("cluster")
+            name = f"t{uuid.uuid4().hex}"
+            return client.create_table(name, schema, buckets=2, column_locks=locked)
+
+        yield embedded if request.param == "embedded" else on_servers
+
+
+@pytest.fixture
+def table(create: Create) -> tb.AnyTable:
+    return create()
+
+
+def found(table: tb.AnyTable, keys: list[int], **arguments: Any) -> list[int | None]:
+    values: list[int | None] = table.lookup({"k": keys}, ["a"], **arguments)["a"].to_pylist()
+    return values
+
+
+def records(table: tb.AnyTable, **arguments: Any) -> list[tuple[str, int, int]]:
+    return sorted(
+        (row["_change_type"], row["k"], row["a"])
+        for bucket_id in table.bucket_ids()
+        for batch in table.changelog(bucket_id, **arguments)
+        for row in batch.to_pylist()
+    )
+
+
+# --- Signatures -----------------------------------------------------------------------------------
+
+
+def both(embedded: tb.Table, remote: tb.RemoteTable) -> tuple[tb.AnyTable, tb.AnyTable]:
+    """mypy takes both for the protocol."""
+    return embedded, remote
+
+
+@pytest.mark.parametrize("kind", [tb.Table, tb.RemoteTable])
+@pytest.mark.parametrize("name", NAMES + CONTEXT)
+def test_a_call_has_the_arguments_of_the_protocol(name: str, kind: type) -> None:
+    expected = inspect.getattr_static(tb.AnyTable, name)
+    if isinstance(expected, property):
+        assert isinstance(inspect.getattr_static(kind, name), property)
+        return
+    asked, given = parameters(expected), parameters(getattr(kind, name))
+    for more in list(given)[len(asked) :]:
+        assert given[more].kind is inspect.Parameter.KEYWORD_ONLY
+        assert given[more].default is not inspect.Parameter.empty
+    shared = {parameter: given[parameter] for parameter in given if parameter in asked}
+    assert list(shared) == list(asked)
+    for parameter, wanted in asked.items():
+        own = shared[parameter]
+        assert (own.kind, own.default) == (wanted.kind, wanted.default), parameter
+
+
+def parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(call).parameters)
+
+
+# --- What a table is ------------------------------------------------------------------------------
+
+
+def test_a_table_has_a_name_an_id_a_schema_and_buckets(create: Create) -> None:
+    table, other = create(), create()
+    assert table.name
+    assert table.table_id != other.table_id
+    assert table.schema.to_json() == SUMS.to_json()
+    assert table.bucket_ids() == [tb.BucketId(0, 0), tb.BucketId(0, 1)]
+    assert set(table.end_offsets()) == set(table.bucket_ids())
+    assert table.partitions().num_rows == 0
+
+
+def test_a_table_is_a_context_manager_and_closed_twice(create: Create) -> None:
+    with create() as table:
+        table.put({"k": [1], "a": [1]})
+        assert found(table, [1]) == [1]
+    table.close()
+
+
+# --- Writing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"k": [1, 2, 1], "a": [1, 2, 3]},
+        [{"k": 1, "a": 1}, {"k": 2, "a": 2}, {"k": 1, "a": 3}],
+        pa.record_batch({"k": [1, 2, 1], "a": [1, 2, 3]}),
+        pa.table({"k": [1, 2, 1], "a": [1, 2, 3]}),
+    ],
+    ids=["columns", "rows", "batch", "table"],
+)
+def test_a_put_takes_columns_rows_batches_and_tables(table: tb.AnyTable, data: Any) -> None:
+    result = table.put(data)
+    assert isinstance(result, tb.PutResult)
+    assert result.rows == 3
+    assert sum(one.changed for one in result.buckets.values()) == 2
+    assert set(result.buckets) <= set(table.bucket_ids())
+    assert found(table, [2, 1, 3, 1]) == [2, 4, None, 4]
+
+
+@pytest.mark.parametrize(
+    "data", [[], pa.table({"k": pa.array([], "int64"), "a": pa.array([], "int64")})]
+)
+def test_a_put_of_nothing_changes_nothing(table: tb.AnyTable, data: Any) -> None:
+    result = table.put(data)
+    assert (result.rows, dict(result.buckets)) == (0, {})
+
+
+def test_a_token_counts_once_and_the_answer_says_so(table: tb.AnyTable) -> None:
+    batch = {"k": list(range(20)), "a": [1] * 20}
+    first = table.put(batch, owner="etl", token=tb.Token(1, 0))
+    again = table.put(batch, owner="etl", token=tb.Token(1, 0))
+    assert all(one.repeated for one in again.buckets.values())
+    assert {key: one.base_offset for key, one in again.buckets.items()} == {
+        key: one.base_offset for key, one in first.buckets.items()
+    }
+    assert set(found(table, list(range(20)))) == {1}
+
+
+def test_modes_columns_and_operations_are_those_of_a_put(table: tb.AnyTable) -> None:
+    table.put({"k": [1, 2], "a": [1, 1], "note": ["x", "y"]})
+    table.put({"k": [1], "a": [9], "note": ["z"]}, columns=["a"], mode=tb.AggMode.REPLACE)
+    table.put({"k": [2], "a": [0], "op": ["delete"]}, operation_column="op")
+    rows = table.lookup({"k": [1, 2]}).to_pylist()
+    assert rows == [{"k": 1, "a": 9, "note": "x"}, {"k": 2, "a": None, "note": "y"}]
+
+
+def test_a_delete_clears_columns_or_rows(table: tb.AnyTable) -> None:
+    table.put({"k": [1, 2], "a": [1, 2], "note": ["x", "y"]})
+    assert table.delete({"k": [1]}, columns=["a"]).rows == 1
+    assert table.delete([{"k": 2}]).rows == 1
+    assert table.to_arrow().to_pylist() == [{"k": 1, "a": None, "note": "x"}]
+
+
+def test_bad_input_changes_nothing(table: tb.AnyTable) -> None:
+    table.put({"k": [7], "a": [MOST]})
+    ends = table.end_offsets()
+    with pytest.raises(Overflow):
+        table.put({"k": list(range(20)), "a": [1] * 20})
+    with pytest.raises(UnknownColumn):
+        table.put({"k": [1], "a": [1]}, columns=["b"])
+    with pytest.raises(InvalidInput):
+        table.lookup({"k": [1]}, isolation="dirty")
+    for read in (table.scan, lambda **more: table.changelog(tb.BucketId(0, 0), **more)):
+        with pytest.raises(InvalidInput, match="isolation is 'committed' or 'latest'"):
+            read(isolation="dirty")
+    assert table.end_offsets() == ends
+
+
+def test_an_undo_brings_an_owner_back_and_leaves_the_others(table: tb.AnyTable) -> None:
+    keys = list(range(10))
+    table.put({"k": keys, "a": [1] * 10}, owner="etl", token=tb.Token(1, 0))
+    offsets = table.end_offsets()
+    table.put({"k": keys, "a": [5] * 10}, owner="etl", token=tb.Token(1, 1))
+    table.put({"k": [1], "note": ["stays"]})
+    results = table.undo("etl", ["a"], offsets)
+    assert sum(one.changed for one in results.values()) == 10
+    assert set(results) == set(table.bucket_ids())
+    assert set(found(table, keys)) == {1}
+    assert table.lookup({"k": [1]}, ["note"])["note"].to_pylist() == ["stays"]
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+def test_a_scan_is_iterated_or_taken_whole_and_says_where_it_stands(table: tb.AnyTable) -> None:
+    table.put({"k": list(range(50)), "a": list(range(50)), "note": ["x"] * 50})
+    scan = table.scan(["note", "a"])
+    assert scan.schema.names == ["k", "note", "a"]
+    with scan:
+        batches = list(scan)
+    assert all(batch.schema.names == scan.schema.names for batch in batches)
+    assert sorted(pa.Table.from_batches(batches)["k"].to_pylist()) == list(range(50))
+    assert scan.cut is not None
+    assert scan.cut.ends == table.end_offsets()
+    whole = table.scan(isolation="latest")
+    assert whole.to_arrow().sort_by("k").equals(table.to_arrow().sort_by("k"))
+    assert whole.offsets == table.end_offsets()
+    assert table.to_arrow(["a"]).schema.names == ["k", "a"]
+
+
+def test_a_scan_has_a_limit_and_buckets(table: tb.AnyTable) -> None:
+    assert table.to_arrow().num_rows == 0
+    assert table.to_arrow().schema.names == ["k", "a", "note"]
+    table.put({"k": list(range(50)), "a": [1] * 50})
+    assert table.scan(limit=7).to_arrow().num_rows == 7
+    assert sum(batch.num_rows for batch in table.scan(limit=7)) == 7
+    parts = [table.scan(buckets=[bucket]).to_arrow() for bucket in table.bucket_ids()]
+    assert sorted(k for part in parts for k in part["k"].to_pylist()) == list(range(50))
+    with pytest.raises(InvalidInput, match="a limit is a number of rows"):
+        table.scan(limit=-1)
+    with pytest.raises(InvalidInput, match="the table has no buckets"):
+        table.scan(buckets=[tb.BucketId(0, 9)])
+    with pytest.raises(UnknownColumn):
+        table.scan(["b"])
+
+
+def test_a_scan_can_be_read_again_by_anybody_and_shows_the_same(table: tb.AnyTable) -> None:
+    table.put({"k": list(range(50)), "a": list(range(50))})
+    scan = table.scan(["a"])
+    first = iter(scan)
+    begun = next(first)
+    table.put({"k": [1, 99], "a": [1_000, 1]})
+    whole = pa.table(scan).sort_by("k")
+    assert whole["a"].to_pylist() == list(range(50))
+    assert pa.Table.from_batches([begun, *first]).sort_by("k").equals(whole), "both at a time"
+    assert scan.to_pandas()["a"].sum() == sum(range(50))
+    assert pa.schema(scan) == scan.schema == whole.schema
+    scan.close()
+    assert scan.to_reader().read_all().sort_by("k").equals(whole)
+
+
+def test_other_libraries_read_scans_look_ups_and_changes_as_they_are(
+    table: tb.AnyTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    table.put({"k": list(range(50)), "a": list(range(50)), "note": ["x"] * 50})
+    scan, changes = table.scan(["a"]), table.changes()
+    found = table.lookup({"k": [3, 99]})
+    opened: list[tb.TableScan] = []
+    to_stream = tb.TableScan.__arrow_c_stream__
+
+    def counted(scan: tb.TableScan, *given: object) -> object:
+        opened.append(scan)
+        return to_stream(scan, *given)
+
+    monkeypatch.setattr(tb.TableScan, "__arrow_c_stream__", counted)
+    assert polars.DataFrame(scan).sort("k")["a"].to_list() == list(range(50))
+    assert duckdb.sql("select sum(a)::bigint, count(*) from scan").fetchall() == [(1225, 50)]
+    assert len(opened) == 2, "each has read it once"
+    assert duckdb.sql("from changes where _change_type = 'insert'").fetchall()
+    assert polars.DataFrame(changes)["_bucket"].n_unique() == 2
+    assert polars.DataFrame(found)["a"].to_list() == [3, None]
+    assert duckdb.sql("select k from found where a is null").fetchall() == [(99,)]
+
+
+def test_a_scan_and_the_changelog_after_it_add_up(table: tb.AnyTable) -> None:
+    table.put({"k": [1, 2], "a": [1, 2]})
+    scan = table.scan(isolation="latest")
+    assert scan.to_arrow().num_rows == 2
+    table.put({"k": [1, 3], "a": [10, 3]})
+    changes = [
+        (row["_change_type"], row["k"], row["a"])
+        for bucket, offset in scan.offsets.items()
+        for batch in table.changelog(bucket, offset)
+        for row in batch.to_pylist()
+    ]
+    assert sorted(changes) == [
+        ("insert", 3, 3),
+        ("update_postimage", 1, 11),
+        ("update_preimage", 1, 1),
+    ]
+
+
+def test_a_changelog_is_gone_on_with_where_it_ended(table: tb.AnyTable) -> None:
+    table.put({"k": [1], "a": [1]})
+    [bucket] = [key for key, end in table.end_offsets().items() if end == max(ends(table))]
+    changes = table.changelog(bucket)
+    assert len(list(changes)) == 1
+    assert changes.next_offset == table.end_offsets()[bucket]
+    table.put({"k": [1], "a": [1]})
+    assert [batch.num_rows for batch in table.changelog(bucket, changes.next_offset)] == [2]
+    assert list(table.changelog(bucket, 0, 1)) == []
+    with pytest.raises(OffsetOutOfRange):
+        list(table.changelog(bucket, 999))
+
+
+def ends(table: tb.AnyTable) -> list[int]:
+    return list(table.end_offsets().values())
+
+
+# --- Schema and partitions ------------------------------------------------------------------------
+
+
+def test_columns_are_added_renamed_and_dropped(table: tb.AnyTable) -> None:
+    table.put({"k": [1], "a": [1], "note": ["x"]})
+    table.add_column("b", "BIGINT", "max")
+    table.rename_column("a", "total")
+    table.drop_column("note")
+    table.put({"k": [1], "b": [7], "total": [1]})
+    assert table.to_arrow().to_pylist() == [{"k": 1, "total": 2, "b": 7}]
+    assert [column.name for column in table.schema.value_columns] == ["total", "b"]
+    with pytest.raises(UnknownColumn):
+        table.drop_column("note", force=True)
+
+
+def test_partitions_are_created_listed_and_dropped(create: Create) -> None:
+    table = create(DAYS)
+    assert table.bucket_ids() == []
+    monday = table.create_partition(day="mo")
+    assert table.create_partition(day="mo") == monday
+    table.put({"day": ["mo", "tu"], "k": [1, 1], "a": [1, 2]})
+    assert table.partitions().to_pylist() == [{"day": "mo"}, {"day": "tu"}]
+    assert len(table.bucket_ids()) == 4
+    table.drop_partition(day="mo")
+    assert table.partitions().to_pylist() == [{"day": "tu"}]
+    assert table.to_arrow().to_pylist() == [{"day": "tu", "k": 1, "a": 2}]
+    assert table.create_partition(day="mo") != monday
+    with pytest.raises(InvalidInput, match="there is no partition"):
+        table.drop_partition(day="we")
+    with pytest.raises(InvalidInput, match="a value for each partition column"):
+        table.create_partition(hour=3)
+
+
+# --- Writers --------------------------------------------------------------------------------------
+
+
+def of(amount: int) -> tb.Rows:
+    return tb.Rows(data={"k": list(range(10)), "a": [amount] * 10})
+
+
+def test_a_writer_writes_each_batch_once(create: Create) -> None:
+    table = create(locked=True)
+    with table.writer(owner_id="etl", columns=["a"]) as writer:
+        assert writer.batch == -1
+        assert writer.write(0, of(1))
+        assert not writer.write(0, of(1))
+        with pytest.raises(LockHeld):
+            table.writer(owner_id="other", columns=["a"]).start()
+        with pytest.raises(LockHeld):
+            table.drop_column("a")
+        with table.writer(owner_id="other", columns=["note"]) as beside:
+            assert beside.write(0, tb.Rows(data={"k": [1], "note": ["x"]}))
+    with table.writer(owner_id="etl", columns=["a"]) as writer:
+        assert writer.next_batch() == 1
+    with pytest.raises(HandoverNeeded):
+        table.writer(owner_id="new", columns=["a"]).start()
+    assert set(found(table, list(range(10)))) == {1}
+
+
+def test_what_a_writer_has_not_committed_is_latest_and_not_committed(create: Create) -> None:
+    table, keys = create(locked=True), list(range(10))
+    first = table.writer(owner_id="etl", columns=["a"]).start()
+    first.write(0, of(1))
+    with arm("writer.put", interrupt), pytest.raises(KeyboardInterrupt):
+        first.write(1, of(5))
+    assert set(found(table, keys)) == {6}
+    assert set(found(table, keys, isolation="committed")) == {1}
+    assert set(table.to_arrow(["a"])["a"].to_pylist()) == {1}
+    assert set(table.scan(["a"], isolation="latest").to_arrow()["a"].to_pylist()) == {6}
+    assert len(records(table)) == 10
+    assert len(records(table, isolation="latest")) == 30
+    with table.writer(owner_id="etl", columns=["a"]) as again:
+        assert again.progress.undone_keys == 10
+        assert set(found(table, keys)) == {1}
+        assert again.write(1, of(2))
+    assert [row[0] for row in records(table)].count("update_postimage") == 10
+    assert set(found(table, keys)) == {3}
+    first.close()
+
+
+def test_a_cut_shows_the_table_as_it_was_in_all_buckets(create: Create) -> None:
+    table, keys = create(locked=True), list(range(10))
+    empty = table.cut()
+    with table.writer(owner_id="etl", columns=["a"]) as writer:
+        writer.write(0, of(1))
+        first = str(table.cut())
+        with arm("writer.sealed", lambda: taken.append(table.cut())):
+            taken: list[tb.Cut] = []
+            writer.write(1, of(5))
+        second = table.cut()
+    with table.writer(owner_id="other", columns=["note"]) as beside:
+        beside.write(7, tb.Rows(data={"k": [1, 99], "note": ["x", "x"]}))
+    last = table.cut()
+    assert tb.Cut.of(first).batches == taken[0].batches == {"etl": 0}, "sealed is not committed"
+    assert (second.batches, last.batches) == ({"etl": 1}, {"etl": 1, "other": 7})
+    expected: list[tuple[tb.Cut | str, int | None, int]] = [
+        (empty, None, 0),
+        (first, 1, 10),
+        (taken[0], 1, 10),
+        (second, 6, 10),
+        (last, 6, 11),
+    ]
+    for cut, value, rows in expected:
+        assert set(found(table, keys, at=cut)) == {value}
+        scan = table.scan(at=cut)
+        assert scan.to_arrow().num_rows == rows
+        assert scan.cut == tb.Cut.of(cut)
+    assert table.lookup({"k": [99]}, ["note"], at=second)["note"].to_pylist() == [None]
+    assert table.lookup({"k": [99]}, ["note"], at=last)["note"].to_pylist() == ["x"]
+
+
+def test_changes_lead_from_one_cut_to_another(create: Create) -> None:
+    table = create(locked=True)
+    cuts = [table.cut()]
+    with table.writer(owner_id="etl", columns=["a"]) as writer:
+        for batch in range(3):
+            writer.write(batch, of(batch + 1))
+            cuts.append(table.cut())
+    for at, (since, until) in enumerate(pairwise(cuts)):
+        changes = table.changes(since, str(until))
+        rows = changes.to_arrow().to_pylist()
+        kinds = {"insert"} if at == 0 else {"update_preimage", "update_postimage"}
+        assert {row["_change_type"] for row in rows} == kinds
+        assert {(row["_owner"], row["_batch"]) for row in rows} == {("etl", at)}
+        assert {row["_bucket"] for row in rows} == {str(one) for one in table.bucket_ids()}
+        assert (changes.since, changes.until) == (since, until)
+        [bucket, _] = table.bucket_ids()
+        assert table.changes(since, until, buckets=[bucket]).to_arrow().num_rows < len(rows)
+    assert table.changes(cuts[1], cuts[1]).to_arrow().num_rows == 0
+    assert table.changes().to_arrow().num_rows == 10 + 2 * 20
+    assert pa.table(table.changes(cuts[0])).num_rows == 10 + 2 * 20
+    with pytest.raises(InvalidInput, match="`since` is not before `until`"):
+        table.changes(cuts[2], cuts[1])
+
+
+def test_a_cut_that_is_none_or_of_another_table_is_refused(create: Create) -> None:
+    table, other = create(), create()
+    foreign = str(other.cut())
+    for bad, why in (("yesterday", "is no cut"), (foreign, "is of another table")):
+        for call in (
+            lambda bad=bad: table.scan(at=bad),
+            lambda bad=bad: table.lookup({"k": [1]}, at=bad),
+            lambda bad=bad: table.changes(bad),
+            lambda bad=bad: table.changes(None, bad),
+        ):
+            with pytest.raises(InvalidInput, match=why):
+                call()
+
+
+def test_a_cut_of_what_was_put_without_a_lock_goes_by_bucket(table: tb.AnyTable) -> None:
+    table.put({"k": list(range(10)), "a": [1] * 10}, owner="x", token=tb.Token(7, 1))
+    cut = table.cut()
+    table.put({"k": list(range(20)), "a": [5] * 20}, owner="x", token=tb.Token(7, 2))
+    table.delete({"k": [3]})
+    assert set(found(table, list(range(10)), at=cut)) == {1}
+    assert table.scan(at=cut).to_arrow().num_rows == 10
+    assert set(found(table, [*range(3), *range(4, 10)], isolation="committed")) == {6}
+    rows = table.changes(cut).to_arrow().to_pylist()
+    assert [row["_change_type"] for row in rows].count("insert") == 10
+    assert {row["k"] for row in rows if row["_change_type"] == "delete"} == {3}
+
+
+def test_a_promised_batch_is_kept(create: Create, tmp_path: Path) -> None:
+    table = create(locked=True)
+    redo = tb.RedoLog.open(str(tmp_path / "redo"))
+    first = table.writer(owner_id="etl", columns=["a"], redo=redo).start()
+    with arm("writer.prepared", interrupt), pytest.raises(KeyboardInterrupt):
+        first.write(0, of(5))
+    with table.writer(owner_id="etl", columns=["a"], redo=redo) as again:
+        assert not again.write(0, of(5))
+    assert set(found(table, list(range(10)), isolation="committed")) == {5}
+    first.close()
+
+
+def test_a_writer_creates_the_partitions_of_its_rows(create: Create) -> None:
+    table = create(DAYS, locked=True)
+    with table.writer(owner_id="etl", columns=["a"]) as writer:
+        writer.write(0, tb.Rows(data=[{"day": day, "k": 1, "a": 1} for day in ("mo", "tu")]))
+    assert table.partitions()["day"].to_pylist() == ["mo", "tu"]
+    assert table.to_arrow()["a"].to_pylist() == [1, 1]
