@@ -1,13 +1,13 @@
 """Spark: the sink that writes each micro-batch exactly once, and the sources that read tables.
 
 source/             tables as Spark reads them: in batches at a cut, and as streams of changes
-aggregate_sink      the Spark sink: a `foreachBatch` function that writes each micro-batch exactly once
+aggregate_sink      a `foreachBatch` function that writes each micro-batch exactly once
 columns             the columns of a running sink, in a table that others may alter meanwhile
 executors           the executors' route
 frames              columns of a Spark frame, under the table's names
 listener            being told when a streaming query has ended
 micro_batch         a micro-batch, and what is known of it while it is written
-options             what a sink can be told, and the names of the options for people who write them ...
+options             what a sink can be told, and the names of its options in text
 partitions          the partitions of a batch that tasks put
 progress            what a sink has done, per batch and in all
 quarantine          bad rows, set aside as Parquet with the reason
