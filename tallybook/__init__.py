@@ -24,7 +24,7 @@ from server.client.remote_table import RemoteTable
 from server.client.snapshot_lease import SnapshotLease
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
-from tallybook import errors
+from tallybook import errors, spark
 
 __all__ = [
     "AggFunction",
@@ -54,4 +54,5 @@ __all__ = [
     "Token",
     "connect",
     "errors",
+    "spark",
 ]

@@ -176,6 +176,14 @@ class Cut:
         known = self.owners.keys() & later.owners.keys() if self.epoch == later.epoch else ()
         return all(self.owners[one].batch <= later.owners[one].batch for one in known)
 
+    def has_same_work(self, other: "Cut") -> bool:
+        """Whether it has just what the other has: nothing was committed from one to the other.
+
+        False if that is not certain: somebody has acquired a lock since.
+        """
+        ours = self.table, self.epoch, self.batches, self.ends
+        return ours == (other.table, other.epoch, other.batches, other.ends)
+
     # --- As bytes -------------------------------------------------------------------------------
 
     def encode(self) -> bytes:

@@ -1,137 +1,185 @@
 """A cut between two others that is no more than so many rows away from the first of them.
 
-Each owner's batches stay whole and in order. Where one owner has had columns of another, all that
-the first wrote comes before what the second did: epochs tell who came first.
+Batches stay whole, and each owner's are in their order. Where an owner has had columns of another,
+all that the first wrote comes before what the second did: epochs tell who came first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from itertools import groupby
 from typing import NamedTuple
 
 from foundation.ids import BucketId, Token
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.segment import SegmentHeader
-from recovery.reader.cut import Cut, OwnerCut
+from recovery.reader.cut import LAST_BATCH, Cut, OwnerCut
 from recovery.reader.isolation import undone_columns, undone_of
 
+# So many batches of a bucket are told one by one; of each epoch, those that follow are one piece.
+MOST_PIECES = 2_000
 
-class BatchSize(NamedTuple):
-    """What a batch has changed between two cuts: so many keys, in these columns."""
+
+class Piece(NamedTuple):
+    """What a batch has changed in a bucket: so many keys, in these columns, up to this offset.
+
+    `token`: None if it was put without a lock. The batch `LAST_BATCH` stands for all of its epoch
+    that follow: how many there are is not told, but that there are some.
+    """
 
     owner: str
-    token: Token
+    token: Token | None
     keys: int
     time_ms: int
     columns: frozenset[int]
+    end_offset: int
 
-    def with_more(self, other: "BatchSize") -> "BatchSize":
-        """Return it together with the same batch in another bucket."""
+    def with_more(self, other: "Piece") -> "Piece":
+        """Return it together with one that comes later in the log."""
         return self._replace(
             keys=self.keys + other.keys,
-            time_ms=min(self.time_ms, other.time_ms),
             columns=self.columns | other.columns,
+            end_offset=other.end_offset,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketSize:
-    """The changes of a bucket between two cuts.
-
-    `batches`: of owners with locks. `stop`: where so many keys as were asked for have changed, by
-    whomever; the last offset of them.
-    """
-
-    keys: int
-    batches: Sequence[BatchSize]
-    stop: int
-
-
-def bucket_size(headers: Sequence[SegmentHeader], most_keys: int | None) -> BucketSize:
-    """Return the size of changes that are between two cuts; what was undone counts nothing."""
+def pieces_of(headers: Sequence[SegmentHeader], most: int = MOST_PIECES) -> tuple[Piece, ...]:
+    """Return what the changes between two cuts are made of; what was undone is left out."""
     undone = undone_columns(headers)
-    batches: dict[tuple[str, Token], BatchSize] = {}
-    keys, stop = 0, None
+    pieces: dict[object, Piece] = {}
     for header in headers:
         columns = frozenset(header.column_ids) - undone_of(undone, header)
         if not columns:
             continue
-        if stop is None and most_keys is not None and keys and keys + header.rows > most_keys:
-            stop = header.base_offset
-        keys += header.rows
-        if header.lock_token is not None:
-            size = BatchSize(
-                header.owner, header.lock_token, header.rows, header.timestamp_ms, columns
-            )
-            known = batches.get(size[:2])
-            batches[size[:2]] = size if known is None else known.with_more(size)
-    end = headers[-1].end_offset if headers else 0
-    return BucketSize(
-        keys=keys, batches=tuple(batches.values()), stop=end if stop is None else stop
-    )
+        token, keys, end = header.lock_token, header.rows, header.end_offset
+        name: object = header.base_offset if token is None else token
+        if len(pieces) >= most and name not in pieces:
+            # Epochs are those of locks; whoever has none goes by the order of the log.
+            epoch = -1 if token is None else token.epoch
+            token = name = Token(epoch, LAST_BATCH)
+        piece = Piece(header.owner, token, keys, header.timestamp_ms, columns, end)
+        pieces[name] = pieces[name].with_more(piece) if name in pieces else piece
+    return tuple(pieces.values())
 
 
 def cut_between(
-    since: Cut, until: Cut, sizes: Mapping[BucketId, BucketSize], most_keys: int
+    since: Cut, until: Cut, found: Mapping[BucketId, Sequence[Piece]], most_keys: int
 ) -> Cut:
     """Return the later cut, or one before it with at most so many changed keys since the first.
 
-    One batch at least is in it, however large; or, without locks, one put of each bucket.
+    One batch at least is in it, however large.
     """
-    if sum(size.keys for size in sizes.values()) <= most_keys:
+    if sum(piece.keys for pieces in found.values() for piece in pieces) <= most_keys:
         return until
+    chosen = _choose(_puts(found) if until.epoch is None else _batches(found), most_keys)
+    if not chosen:
+        return until
+    time_ms = max(since.time_ms, *(step.time_ms for step in chosen))
     if until.epoch is None:
-        assert until.ends is not None
-        stops = {bucket: size.stop for bucket, size in sizes.items() if size.keys}
-        return replace(until, ends=Offsets({**until.ends, **stops}))
-    chosen = _chosen(_merged(sizes.values()), most_keys)
-    if chosen is None:
-        return until
-    owners = {
-        owner: replace(
-            since.owners.get(owner, OwnerCut(batch=-1)), batch=last.token.batch, through=last.token
+        ends = {bucket: end for step in chosen for bucket, end in step.ends.items()}
+        return replace(until, ends=Offsets({**(since.ends or {}), **ends}), time_ms=time_ms)
+    owners = dict(since.owners)
+    for step in chosen:
+        before = owners.get(step.owner, OwnerCut(batch=-1))
+        # From the start of the logs on, if that is where the first of the cuts is.
+        start: Mapping[BucketId, int] = (since.epoch is None and since.ends) or {}
+        offsets = start if before.offsets is None else before.offsets
+        owners[step.owner] = OwnerCut(
+            batch=step.token.batch, offsets=Offsets({**offsets, **step.ends}), through=step.token
         )
-        for owner, last in chosen.items()
-    }
-    time_ms = max(last.time_ms for last in chosen.values())
-    return replace(
-        since,
-        epoch=since.epoch if since.epoch is not None else 0,
-        owners={**since.owners, **owners},
-        time_ms=max(since.time_ms, time_ms),
-    )
+    return replace(since, owners=owners, time_ms=time_ms)
 
 
-def _merged(sizes: Iterable[BucketSize]) -> list[BatchSize]:
-    batches: dict[tuple[str, Token], BatchSize] = {}
-    for one in (batch for size in sizes for batch in size.batches):
-        known = batches.get(one[:2])
-        batches[one[:2]] = one if known is None else known.with_more(one)
-    return sorted(batches.values(), key=lambda one: (one.time_ms, one.token))
+@dataclass
+class _Step:
+    """A batch, in all buckets that it has changed; or a put, in one. `ends`: where it ends."""
+
+    owner: str
+    token: Token
+    time_ms: int
+    keys: int = 0
+    columns: frozenset[int] = frozenset()
+    ends: dict[BucketId, int] = field(default_factory=dict)
+
+    def add(self, bucket: BucketId, piece: Piece) -> None:
+        self.time_ms = min(self.time_ms, piece.time_ms)
+        self.keys += piece.keys
+        self.columns |= piece.columns
+        self.ends[bucket] = piece.end_offset
 
 
-def _chosen(batches: Sequence[BatchSize], most_keys: int) -> dict[str, BatchSize] | None:
-    """Return the last batch of each owner that is taken; None if all of them are.
+_Lane = Sequence[_Step]
+"""The batches of an epoch, or the puts of a bucket, in their order."""
 
-    By the time when they were written; a batch waits for those of its owner that come before it,
-    and for all of an earlier epoch that have a column with it in common.
+
+def _batches(found: Mapping[BucketId, Sequence[Piece]]) -> list[_Lane]:
+    steps: dict[Token, _Step] = {}
+    for bucket, pieces in found.items():
+        for piece in pieces:
+            assert piece.token is not None, "a table with locks is written under locks"
+            new = _Step(piece.owner, piece.token, piece.time_ms)
+            steps.setdefault(piece.token, new).add(bucket, piece)
+    tokens = sorted(steps)
+    return [
+        [steps[token] for token in of_epoch]
+        for _, of_epoch in groupby(tokens, key=lambda token: token.epoch)
+    ]
+
+
+def _puts(found: Mapping[BucketId, Sequence[Piece]]) -> list[_Lane]:
+    lanes: list[_Lane] = []
+    for number, (bucket, pieces) in enumerate(found.items()):
+        # Buckets have nothing to do with each other: none waits for another.
+        steps = []
+        for at, one in enumerate(pieces):
+            steps.append(_Step(str(bucket), one.token or Token(number, at), one.time_ms))
+            steps[-1].add(bucket, one._replace(columns=frozenset()))
+        lanes += [steps] if steps else []
+    return lanes
+
+
+def _choose(lanes: Sequence[_Lane], most_keys: int) -> list[_Step]:
+    """Return the batches to take, by the time when they were written, as far as they may come.
+
+    Of a lane that has more than was told, the rest is not taken, and nothing that waits for it.
     """
-    waiting = list(batches)
-    chosen: dict[str, BatchSize] = {}
+    waits = _waits(lanes)
+    following = [(lane[0].time_ms, at, 0) for at, lane in enumerate(lanes) if not waits[at]]
+    heapify(following)
+    chosen: list[_Step] = []
     keys = 0
-    while waiting:
-        following = next(one for one in waiting if not any(_waits(one, o) for o in waiting))
-        if chosen and keys + following.keys > most_keys:
-            return chosen
-        waiting.remove(following)
-        chosen[following.owner] = following
-        keys += following.keys
-    return None
+    while following:
+        _, at, number = heappop(following)
+        step = lanes[at][number]
+        if step.token.batch == LAST_BATCH:
+            continue
+        if chosen and keys + step.keys > most_keys:
+            break
+        chosen.append(step)
+        keys += step.keys
+        if number + 1 < len(lanes[at]):
+            heappush(following, (lanes[at][number + 1].time_ms, at, number + 1))
+            continue
+        for other, blockers in enumerate(waits):
+            if at in blockers:
+                blockers.remove(at)
+                if not blockers:
+                    heappush(following, (lanes[other][0].time_ms, other, 0))
+    return chosen
 
 
-def _waits(one: BatchSize, other: BatchSize) -> bool:
-    """Whether a batch comes after another one that is still waiting."""
-    if one is other:
-        return False
-    if one.owner == other.owner:
-        return other.token < one.token
-    return other.token.epoch < one.token.epoch and not one.columns.isdisjoint(other.columns)
+def _waits(lanes: Sequence[_Lane]) -> list[set[int]]:
+    """Return, for each lane, those before it that must be at their end before it begins.
+
+    They have its owner, or a column of it. The last of each is enough: it waits for others itself.
+    """
+    last: dict[str | int, int] = {}
+    waits = []
+    for at, lane in enumerate(lanes):
+        names: set[str | int] = {
+            lane[0].owner,
+            *(column for step in lane for column in step.columns),
+        }
+        waits.append({last[name] for name in names if name in last})
+        last.update(dict.fromkeys(names, at))
+    return waits

@@ -92,13 +92,14 @@ def _begin(source: LogSource, cut: BucketCut, end: int) -> int:
         bound = cut.bound(owner)
         if bound.end is not None and work.end_offset > bound.end:
             begins.append(bound.end)
-        if bound.offset is not None:
-            if work.end_offset > bound.offset:
-                begins.append(bound.offset)
-        elif bound.through is not None:
+        if bound.offset is not None and work.end_offset <= bound.offset:
+            continue
+        begin = bound.offset
+        if bound.through is not None:
             epoch, batch = bound.through
-            begin = work.begin_of(epoch if batch < LAST_BATCH else epoch + 1)
-            begins += [] if begin is None else [begin]
+            later = work.begin_of(epoch if batch < LAST_BATCH else epoch + 1)
+            begin = None if later is None else max(later, begin or 0)
+        begins += [] if begin is None else [begin]
     return min(begins)
 
 

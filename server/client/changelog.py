@@ -1,4 +1,4 @@
-"""A bucket's changelog, as a client reads it."""
+"""The changelogs of buckets, as a client reads them."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,19 @@ import pyarrow as pa
 
 from foundation.errors import ServerUnavailable
 from foundation.ids import BucketId, LeadKey
+from locks.encoding.offsets import Offsets
 from recovery.reader.cut import Cut
+from recovery.reader.cut_between import Piece
 from server.client.connections import Broken
 from server.client.table_caller import TableCaller
-from server.protocol.reads import ChangelogBatch, ReadChangelog, ReadChanges, StreamCall
+from server.protocol.reads import (
+    ChangedPieces,
+    ChangelogBatch,
+    LogEnds,
+    ReadChangelog,
+    ReadChanges,
+    StreamCall,
+)
 
 
 class Changelog:
@@ -72,10 +81,32 @@ class Changelog:
         return replace(self._call, after=self.next_offset)
 
 
+def log_ends(caller: TableCaller) -> LogEnds:
+    """Return the call that asks where the logs of all buckets start and end."""
+    return LogEnds(
+        table_id=caller.table.table_id,
+        schema_version=caller.table.schema.version,
+        buckets=tuple(caller.bucket_ids()),
+    )
+
+
+def earliest_cut(caller: TableCaller) -> Cut:
+    """Return a cut that has nothing of what the logs have."""
+    starts = {
+        bucket: start
+        for buckets, answer in caller.ask(log_ends(caller))
+        for bucket, start in zip(buckets, answer.starts, strict=True)
+    }
+    return Cut(table=caller.table.uid, epoch=None, time_ms=0, ends=Offsets(starts))
+
+
 def bucket_changes(
     caller: TableCaller, since: Cut, until: Cut, bucket: BucketId
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a bucket's change records from one cut to another."""
+    """Yield a bucket's change records from one cut to another.
+
+    Those of a batch are all about the same columns of one owner.
+    """
     call = ReadChanges(
         table_id=caller.table.table_id,
         schema_version=caller.table.schema.version,
@@ -84,3 +115,20 @@ def bucket_changes(
         until=until.only([bucket]),
     )
     return iter(Changelog(caller, call))
+
+
+def pieces_between(
+    caller: TableCaller, since: Cut, until: Cut, buckets: Sequence[BucketId]
+) -> dict[BucketId, tuple[Piece, ...]]:
+    """Return which batches are between two cuts, by bucket, and how large they are.
+
+    PartitionGone: one of the buckets is no more.
+    """
+    call = ChangedPieces(
+        table_id=caller.table.table_id,
+        schema_version=caller.table.schema.version,
+        buckets=tuple(buckets),
+        since=since,
+        until=until,
+    )
+    return dict(caller.call(call, check_partitions=True).results)

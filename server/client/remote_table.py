@@ -24,7 +24,7 @@ from recovery.reader.table_changes import TableChanges
 from recovery.reader.table_scan import ScanSource, TableScan, chosen_buckets
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
-from server.client.changelog import Changelog, bucket_changes
+from server.client.changelog import Changelog, bucket_changes, earliest_cut, log_ends
 from server.client.lookups import look_up
 from server.client.puts import put_unlocked
 from server.client.scan_sources import LogRows, live_rows, log_schema, row_schema, snapshot_rows
@@ -40,7 +40,7 @@ from server.client.uploads import progress_of
 from server.protocol.calls import TakeSnapshots
 from server.protocol.definitions import ClusterTable, evolved
 from server.protocol.puts import PutProgress
-from server.protocol.reads import LogEnds, ReadChangelog
+from server.protocol.reads import ReadChangelog
 
 
 class RemoteTable(DerivedCalls):
@@ -212,23 +212,13 @@ class RemoteTable(DerivedCalls):
         """
         table = self.definition
         last = self.cut() if until is None else table.check_cut(Cut.of(until))
-        first = self._earliest() if since is None else table.check_cut(Cut.of(since))
+        first = earliest_cut(self.caller) if since is None else table.check_cut(Cut.of(since))
         wanted = chosen_buckets(self.bucket_ids(), buckets)
         self.refresh()  # Records have all columns that there are, not those we know of.
         schema = log_schema(self.definition)
         return TableChanges(
             wanted, schema, partial(bucket_changes, self.caller, first, last), (first, last)
         )
-
-    def _earliest(self) -> Cut:
-        """Return a cut that has nothing of what the logs have."""
-        answers = self.caller.ask(self._log_ends())
-        starts = {
-            bucket: start
-            for buckets, answer in answers
-            for bucket, start in zip(buckets, answer.starts, strict=True)
-        }
-        return Cut(table=self.definition.uid, epoch=None, time_ms=0, ends=Offsets(starts))
 
     def changelog(
         self,
@@ -316,14 +306,7 @@ class RemoteTable(DerivedCalls):
 
     def end_offsets(self) -> dict[BucketId, int]:
         """Return where the log of each bucket ends."""
-        return dict(self.caller.call(self._log_ends()).results)
-
-    def _log_ends(self) -> LogEnds:
-        return LogEnds(
-            table_id=self.table_id,
-            schema_version=self.schema.version,
-            buckets=tuple(self.bucket_ids()),
-        )
+        return dict(self.caller.call(log_ends(self.caller)).results)
 
     # --- Snapshots and leases -------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The calls that read: look-ups, log ends, and the streams of scans and changelogs.
+"""The calls that read: look-ups, what is known of logs, and the streams of scans and changelogs.
 
 A look-up is an action that has batches with it. A stream is a ticket that names it; each of its
 batches comes with a message.
@@ -6,18 +6,21 @@ batches comes with a message.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Annotated, Any, Self, TypeVar, cast
 
 import pyarrow as pa
 
 from foundation.errors import BadRequest, CorruptRecord
-from foundation.ids import BucketId
+from foundation.ids import BucketId, Token
 from recovery.reader.cut import Cut
+from recovery.reader.cut_between import Piece
 from recovery.reader.isolation import Isolation
 from server.protocol import wire
 from server.protocol.calls import BucketsAnswer, BucketsCall, Call, Nothing, TableCall
 from server.protocol.messages import (
     FLAG,
+    NOT_THERE,
     NUMBER,
     NUMBERS,
     OCTETS,
@@ -52,7 +55,7 @@ _CUT = Kind[Cut](lambda name, value: {name: value.encode().hex()}, _read_cut)
 FOUND = "_found"
 
 
-# --- Look-ups and log ends ----------------------------------------------------------------------
+# --- Look-ups, and what is known of logs --------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,71 @@ class LogEnds(BucketsCall[LogEndsAnswer]):
 
     name = "ends"
     answer = LogEndsAnswer
+
+
+def _write_pieces(name: str, values: Sequence[Sequence[Piece]]) -> dict[str, Any]:
+    """Owners and sets of columns are few: a row has their numbers."""
+    owners: dict[str, int] = {}
+    columns: dict[frozenset[int], int] = {}
+    rows = [
+        [
+            owners.setdefault(piece.owner, len(owners)),
+            *(piece.token or (NOT_THERE, NOT_THERE)),
+            *(piece.keys, piece.time_ms, piece.end_offset),
+            columns.setdefault(piece.columns, len(columns)),
+        ]
+        for pieces in values
+        for piece in pieces
+    ]
+    return {
+        name: rows,
+        "counts": list(map(len, values)),
+        "owners": list(owners),
+        "columns": [" ".join(map(str, sorted(one))) for one in columns],
+    }
+
+
+def _read_pieces(received: Fields, name: str) -> tuple[tuple[Piece, ...], ...]:
+    owners, sets = received.texts("owners") or [], received.texts("columns") or []
+    try:
+        columns = [frozenset(map(int, one.split())) for one in sets]
+        pieces = iter(
+            [
+                Piece(
+                    owners[owner],
+                    None if batch == NOT_THERE else Token(epoch, batch),
+                    *(keys, time_ms, columns[of], end),
+                )
+                for owner, epoch, batch, keys, time_ms, end, of in received.rows(name, 7)
+            ]
+        )
+    except (ValueError, IndexError) as exc:
+        raise BadRequest(f"an answer whose `{name}` name what is not in it") from exc
+    return tuple(tuple(islice(pieces, count)) for count in received.integers("counts"))
+
+
+_PIECES = Kind[Sequence[Sequence[Piece]]](_write_pieces, _read_pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedPiecesAnswer(BucketsAnswer[tuple[Piece, ...]]):
+    """What the changes of each bucket are made of."""
+
+    results: Annotated[tuple[tuple[Piece, ...], ...], _PIECES.called("pieces")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedPieces(BucketsCall[ChangedPiecesAnswer]):
+    """Ask which batches are between two cuts, and how large they are."""
+
+    name = "changed_pieces"
+    answer = ChangedPiecesAnswer
+    since: Annotated[Cut, _CUT]
+    until: Annotated[Cut, _CUT]
+
+    def only(self, buckets: Sequence[BucketId]) -> Self:
+        since, until = self.since.only(buckets), self.until.only(buckets)
+        return replace(super().only(buckets), since=since, until=until)
 
 
 # --- Streams ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The calls of a tablet server that read: look-ups, changelogs, log ends."""
+"""The calls of a tablet server that read: look-ups, changelogs, what is known of logs."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,11 +10,20 @@ import pyarrow as pa
 from foundation.errors import BatchTooLarge
 from foundation.parallel import Item, Result, map_all
 from merge_engine.merging.batch import read_keys
-from recovery.reader.changes import BucketChanges, open_changes, open_changes_between
+from recovery.leader.led_bucket import LedBucket
+from recovery.reader.changes import (
+    BucketChanges,
+    headers_between,
+    open_changes,
+    open_changes_between,
+)
 from recovery.reader.committed_lookup import Asked, committed_lookup
+from recovery.reader.cut_between import Piece, pieces_of
 from recovery.reader.isolation import Isolation
 from server.protocol.reads import (
     FOUND,
+    ChangedPieces,
+    ChangedPiecesAnswer,
     ChangelogBatch,
     LogEnds,
     LogEndsAnswer,
@@ -102,6 +111,19 @@ class Reading:
         self._session.check()
         found = open_changes_between(bucket, since, until, after=call.after)
         return found.schema, _messages(found)
+
+    def pieces(self, call: ChangedPieces) -> ChangedPiecesAnswer:
+        """Return which batches are between two cuts, and how large they are."""
+        table = self._requests.table(call)
+        since, until = (table.check_cut(cut) for cut in (call.since, call.until))
+        led = self._requests.led(call)
+        self._session.check()
+
+        def pieces(one: LedBucket) -> tuple[Piece, ...]:
+            return pieces_of(headers_between(one.bucket, since.at(one.key), until.at(one.key)))
+
+        results = tuple(self._map(pieces, led))
+        return ChangedPiecesAnswer(session=self._session.name, results=results)
 
     def ends(self, call: LogEnds) -> LogEndsAnswer:
         """Return where the logs end, and start."""

@@ -44,6 +44,7 @@ from server.protocol.puts import (
     read_put,
 )
 from server.protocol.reads import (
+    ChangedPieces,
     CloseScanners,
     LogEnds,
     Lookup,
@@ -118,6 +119,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             EndRecovery: self._end_recovery,
             Seal: self._seal,
             LogEnds: self._reading.ends,
+            ChangedPieces: self._reading.pieces,
             CloseScanners: scanning.close,
             Ping: lambda _: Nothing(),
             **actions,

@@ -13,7 +13,7 @@ from merge_engine.schema.types import type_name
 from recovery.reader.table_changes import BUCKET
 from sink.source.options import CHANGES
 
-CHANGE_TYPE, CHANGED = "_change_type", "_changed_columns"
+CHANGE_TYPE, CHANGED, TIMESTAMP = "_change_type", "_changed_columns", "_commit_timestamp"
 INSERT, UPSERT, DELETE = "insert", "upsert", "delete"
 
 
@@ -50,7 +50,7 @@ def chosen_fields(known: pa.Schema, wanted: Any) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
     fields = []
-    for asked, field in zip(wanted.fields, to_arrow_schema(wanted), strict=True):
+    for asked, field in zip(wanted.fields, to_arrow_schema(wanted, timezone="UTC"), strict=True):
         name = asked.name
         if name not in known.names:
             near = did_you_mean(name, known.names)

@@ -1,12 +1,15 @@
 """What the tasks of a reader do, each in a process of Spark's: values that travel, and are read."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foundation.errors import InvalidInput
+from foundation.errors import InvalidInput, PartitionGone
 from foundation.ids import BucketId
 from merge_engine.bucket.changelog import ABOUT_CHANGES
 from recovery.reader.cut import Cut
@@ -19,19 +22,19 @@ from server.client.lookups import look_up
 from server.client.remote_table import RemoteTable
 from server.protocol.definitions import ClusterTable
 from server.protocol.reads import FOUND
-from sink.source.schemas import CHANGE_TYPE, CHANGED, DELETE, INSERT, UPSERT
+from sink.source.schemas import CHANGE_TYPE, CHANGED, DELETE, INSERT, TIMESTAMP, UPSERT
 from sink.worker_connections import connected
 
-# There are not more tasks than that: with more buckets, a task reads several.
-MOST_TASKS = 1_000
+logger = logging.getLogger(__name__)
+
 _KEYS_AT_ONCE = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTask:
-    """Something to read of a table, as it was known when the query was planned.
+class Wanted:
+    """What a query wants of a table, as this was known when the query was planned.
 
-    `columns`: the value columns that are wanted, by the names that they had then.
+    `columns`: the value columns, by the names that they had then.
     """
 
     recipe: Recipe
@@ -40,8 +43,19 @@ class TableTask:
 
     @property
     def remote(self) -> RemoteTable:
-        """The table, over the connection of this process."""
+        """The table as it was then, over the connection of this process."""
         return RemoteTable(connected(self.recipe), self.table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTask(ABC):
+    """Something to read of a table."""
+
+    wanted: Wanted
+
+    @abstractmethod
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield what was read; whoever asked for it chooses the columns, and their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +68,14 @@ class ReadRows(TableTask):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the key and the columns."""
-        table, isolation = self.remote, Isolation.COMMITTED if self.cut else Isolation.LATEST
+        table, isolation = self.wanted.remote, Isolation.COMMITTED if self.cut else Isolation.LATEST
         if self.lease is None:
             yield from table.scan(
-                self.columns, isolation=isolation, at=self.cut, buckets=self.buckets
+                self.wanted.columns, isolation=isolation, at=self.cut, buckets=self.buckets
             )
             return
         yield from table.scan(
-            self.columns,
+            self.wanted.columns,
             source=ScanSource.SNAPSHOT,
             lease=table.borrow_lease(self.lease),
             isolation=isolation,
@@ -79,8 +93,31 @@ class ReadKeys(TableTask):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the key and the columns of those that there are."""
-        rows = look_up(self.remote.caller, self.keys, self.columns, self.cut, found=True)
+        rows = look_up(
+            self.wanted.remote.caller, self.keys, self.wanted.columns, self.cut, found=True
+        )
         yield from rows.filter(rows[FOUND]).to_batches()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadFirst(ReadRows):
+    """Read all rows of buckets, as what a stream begins with."""
+
+    as_upserts: bool
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield rows: as inserts of all that there is, or as upserts."""
+        assert self.cut is not None
+        constants = {
+            CHANGE_TYPE: pa.scalar(UPSERT if self.as_upserts else INSERT, pa.string()),
+            CHANGED: pa.scalar(list(self.wanted.columns), pa.list_(pa.string())),
+            TIMESTAMP: pa.scalar(self.cut.time, pa.timestamp("us", tz="UTC")),
+        }
+        for batch in super().batches():
+            found = batch
+            for name, value in constants.items():
+                found = found.append_column(name, pa.repeat(value, batch.num_rows))
+            yield found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +130,43 @@ class ReadChanges(TableTask):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield records of the columns that are wanted, under the names that they had."""
-        table = self.remote
+        for bucket, batch in self._records():
+            name = pa.scalar(str(bucket), pa.string())
+            yield batch.append_column(BUCKET, pa.repeat(name, batch.num_rows))
+
+    def _records(self) -> Iterator[tuple[BucketId, pa.RecordBatch]]:
+        """Yield records, each with its bucket; those about other columns are left out.
+
+        A partition that was dropped since has none.
+        """
+        table = self.wanted.remote
         table.refresh()
-        names = _names_now(self.table, table.definition)
+        names = self._names_now(table.definition)
         for bucket in self.buckets:
-            for batch in bucket_changes(table.caller, self.since, self.until, bucket):
-                renamed = _under_old_names(batch, names)
-                name = pa.scalar(str(bucket), pa.string())
-                yield renamed.append_column(BUCKET, pa.repeat(name, renamed.num_rows))
+            try:
+                for batch in bucket_changes(table.caller, self.since, self.until, bucket):
+                    found = _under_old_names(batch, names)
+                    if found is not None:
+                        yield bucket, found
+            except PartitionGone as exc:
+                logger.warning("changes of bucket %s are not read: %s", bucket, exc)
+
+    def _names_now(self, now: ClusterTable) -> dict[str, str]:
+        """Return the names that columns have by now, and had when the query was planned.
+
+        InvalidInput if one was dropped: a query goes on with the columns that it began with.
+        """
+        by_id = {column.id: column.name for column in now.schema.columns}
+        before = self.wanted.table.schema
+        names = {}
+        for column in (*before.key_columns, *before.values(self.wanted.columns)):
+            if column.id not in by_id:
+                raise InvalidInput(
+                    f"column '{column.name}' of table {now.name} was dropped while it was read; "
+                    "start the query again, without it"
+                )
+            names[by_id[column.id]] = column.name
+        return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,46 +175,17 @@ class ReadUpserts(ReadChanges):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows, each with whether it is to be written or deleted."""
-        table = self.remote
-        keys = [column.name for column in self.table.schema.key_columns]
-        fresh = RemoteTable(connected(self.recipe), self.table)
-        fresh.refresh()
-        names = _names_now(self.table, fresh.definition)
-        for bucket in self.buckets:
-            changed = [
-                _under_old_names(batch, names).select(keys)
-                for batch in bucket_changes(fresh.caller, self.since, self.until, bucket)
-            ]
-            if not changed:
-                continue
+        keys = [column.name for column in self.wanted.table.schema.key_columns]
+        for _, records in groupby(self._records(), key=lambda one: one[0]):
+            changed = [batch.select(keys) for _, batch in records]
             distinct = pa.Table.from_batches(changed).group_by(keys).aggregate([])
             for start in range(0, distinct.num_rows, _KEYS_AT_ONCE):
                 some = distinct.slice(start, _KEYS_AT_ONCE)
-                rows = look_up(table.caller, some, self.columns, self.until, found=True)
+                rows = look_up(
+                    self.wanted.remote.caller, some, self.wanted.columns, self.until, found=True
+                )
                 kinds = pc.if_else(rows[FOUND], UPSERT, DELETE)
                 yield from rows.append_column(CHANGE_TYPE, kinds).combine_chunks().to_batches()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadFirst(ReadRows):
-    """Read all rows of buckets, as what a stream begins with."""
-
-    as_upserts: bool
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows: as inserts of all that there is, or as upserts."""
-        columns = pa.scalar(list(self.columns), pa.list_(pa.string()))
-        for batch in super().batches():
-            kind = UPSERT if self.as_upserts else INSERT
-            kinds = pa.repeat(pa.scalar(kind, pa.string()), batch.num_rows)
-            changed = pa.repeat(columns, batch.num_rows)
-            yield batch.append_column(CHANGE_TYPE, kinds).append_column(CHANGED, changed)
-
-
-def grouped(buckets: Sequence[BucketId]) -> list[tuple[BucketId, ...]]:
-    """Return the buckets of each task: one, unless there are very many."""
-    size = -(-len(buckets) // MOST_TASKS) or 1
-    return [tuple(buckets[at : at + size]) for at in range(0, len(buckets), size)]
 
 
 def restricted(task: ReadChanges) -> ReadChanges:
@@ -156,33 +193,16 @@ def restricted(task: ReadChanges) -> ReadChanges:
     return replace(task, since=task.since.only(task.buckets), until=task.until.only(task.buckets))
 
 
-def _names_now(before: ClusterTable, now: ClusterTable) -> dict[str, str]:
-    """Return the names that columns have by now, and had when the query was planned.
-
-    InvalidInput if one was dropped: a query goes on with the columns that it began with.
-    """
-    by_id = {column.id: column.name for column in now.schema.columns}
-    names = {}
-    for column in before.schema.columns:
-        if column.id not in by_id:
-            raise InvalidInput(
-                f"column '{column.name}' of table {now.name} was dropped while it was read; start "
-                "the query again, without it"
-            )
-        names[by_id[column.id]] = column.name
-    return names
-
-
-def _under_old_names(batch: pa.RecordBatch, names: dict[str, str]) -> pa.RecordBatch:
-    """Return change records under old names; columns that were added since are left out."""
+def _under_old_names(batch: pa.RecordBatch, names: dict[str, str]) -> pa.RecordBatch | None:
+    """Return change records under old names; None if they are about columns that are not wanted."""
     known = [name for name in batch.schema.names if name in names or name in ABOUT_CHANGES]
     found = batch.select(known).rename_columns([names.get(name, name) for name in known])
-    if all(old == new for new, old in names.items()) and len(known) == batch.num_columns:
+    told = batch.column(CHANGED)[0].as_py()
+    wanted = [names[name] for name in told if name in names]
+    if wanted == told:
         return found
-    lists = [
-        [names[name] for name in listed if name in names]
-        for listed in found.column(CHANGED).to_pylist()
-    ]
+    if not wanted:
+        return None
     at = found.schema.get_field_index(CHANGED)
-    found = found.set_column(at, found.schema.field(at), pa.array(lists, pa.list_(pa.string())))
-    return found.filter(pc.greater(pc.list_value_length(found.column(CHANGED)), 0))
+    columns = pa.repeat(pa.scalar(wanted, pa.list_(pa.string())), found.num_rows)
+    return found.set_column(at, found.schema.field(at), columns)

@@ -34,13 +34,14 @@ from merge_engine.bucket.results import BucketResult
 from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
 from merge_engine.bucket.undo import UndoRange
 from recovery.reader.bucket_scan import open_scan
-from recovery.reader.changes import open_changes_between
+from recovery.reader.changes import headers_between, open_changes_between
 from recovery.reader.committed_lookup import Asked, committed_lookup
-from recovery.reader.cut import BucketCut
+from recovery.reader.cut import BucketCut, Cut
+from recovery.reader.cut_between import cut_between, pieces_of
 from recovery.reader.isolation import committed_changes, last_stable_offset
-from recovery.reader.later import Sieve
+from recovery.reader.later import Sieve, later_headers
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
-from tests.support.cuts import cut_at
+from tests.support.cuts import cut_of
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "32"))
 HERE = BucketId(0, 0)
@@ -73,6 +74,7 @@ class TakenCut(NamedTuple):
 
     cut: BucketCut
     expected: Cells
+    whole: Cut
 
 
 def fold(work: Iterable[Work], before: int) -> Cells:
@@ -175,7 +177,7 @@ class IsolationMachine(RuleBasedStateMachine):
         elif record.ready and name == "commit":
             self.committed(owner, batch=record.batch + 1)
         elif record.ready and name == "prepare" and not pending:
-            token = LockToken(record.epoch, record.batch + 1)
+            token = LockToken(record.epoch, self.next_batch())
             location = f"{owner}/{token}"
             columns = [NAMES[column] for column in record.columns]
             self.prepared[location] = Work(owner, 0, columns, rows, False)
@@ -253,9 +255,13 @@ class IsolationMachine(RuleBasedStateMachine):
         offsets = Offsets({HERE: self.bucket.end_offset})
         self.change(owner, batch=batch, offsets=offsets, prepared=None)
 
-    def write(self, work: Work, epoch: int) -> None:
+    def next_batch(self) -> int:
+        """Return a batch that is later than any before: an owner has several in one commit."""
         self.batches += 1
-        self.put(work, Token(epoch, 1000 + self.batches))
+        return 1000 + self.batches
+
+    def write(self, work: Work, epoch: int) -> None:
+        self.put(work, Token(epoch, self.next_batch()))
         self.work.append(work)
 
     def apply(self, prepared: Prepared) -> None:
@@ -290,6 +296,7 @@ class IsolationMachine(RuleBasedStateMachine):
 
         return read
 
+    told = st.sampled_from([1, 3, 1000])
     meanwhile = st.tuples(st.lists(actions(), max_size=4), st.lists(actions(), max_size=4))
 
     @rule(several=st.lists(actions(), min_size=1, max_size=8))
@@ -300,7 +307,8 @@ class IsolationMachine(RuleBasedStateMachine):
     @rule()
     def take_cut(self) -> None:
         expected = fold([part for part in self.work if part.committed], sys.maxsize)
-        self.cuts.append(TakenCut(cut_at(HERE, self.records, epoch=self.epoch), expected))
+        whole = cut_of(self.records, epoch=self.epoch)
+        self.cuts.append(TakenCut(whole.at(HERE), expected, whole))
 
     @precondition(lambda self: self.cuts and not self.dropped)
     @rule(which=st.integers(0, 9), by_keys=st.booleans())
@@ -359,6 +367,37 @@ class IsolationMachine(RuleBasedStateMachine):
         assert cells == until.expected
         offsets = [record["_log_offset"] for record in records]
         assert offsets == sorted(offsets)
+
+    @precondition(lambda self: len(self.cuts) > 1 and not self.dropped)
+    @rule(one=st.integers(0, 9), other=st.integers(0, 9), most=st.integers(1, 6), told=told)
+    def go_in_steps(self, one: int, other: int, most: int, told: int) -> None:
+        """Go from one cut to another by cuts between them, of a few changed keys each."""
+        first, last = sorted((one % len(self.cuts), other % len(self.cuts)))
+        at, until = self.cuts[first], self.cuts[last]
+        try:
+            while at.whole != until.whole:
+                following = self.step(at, until, most, told)
+                self.check_between(at, following)
+                at = following
+        except CutTooOld:
+            assert self.is_lost(at.cut)
+
+    def step(self, at: TakenCut, until: TakenCut, most: int, told: int) -> TakenCut:
+        headers = headers_between(self.bucket, at.cut, until.cut)
+        between = cut_between(at.whole, until.whole, {HERE: pieces_of(headers, told)}, most)
+        if between == until.whole:
+            return until
+        between = Cut.of(str(between))
+        here = between.at(HERE)
+        later = {one.base_offset for one in later_headers(self.bucket, here, sys.maxsize)}
+        new = [one for one in headers if one.base_offset not in later]
+        shown = [len(pieces_of(new)), sum(piece.keys for piece in pieces_of(new))]
+        assert shown[0] == 1 or shown[1] <= most
+        assert shown[0], "it gets ahead"
+        part = [part for part in self.work if part.committed and part.offset not in later]
+        expected = fold(part, sys.maxsize)
+        assert self.look_up_at(here) == self.scan_at(here) == expected
+        return TakenCut(here, expected, between)
 
     @rule(meanwhile=meanwhile)
     def scan(self, meanwhile: tuple[list[Action], list[Action]]) -> None:

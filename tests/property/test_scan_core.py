@@ -56,7 +56,7 @@ class ScanMachine(IsolationMachine):
         self.take_cut()
         for action in meanwhile:
             self.do(action)
-        cut, expected = self.cuts[-1]
+        cut, expected, _ = self.cuts[-1]
         self.opened.append(Opened(open_scan(self.bucket, cut), expected, True))
 
     @rule()
@@ -86,7 +86,7 @@ class ScanMachine(IsolationMachine):
         for action in after:
             self.do(action)
             self.take_cut()
-        cut, expected = self.cuts[-1 - older % len(self.cuts)]
+        cut, expected, _ = self.cuts[-1 - older % len(self.cuts)]
         try:
             scan = open_snapshot_scan(
                 directory, cut, storage=self.buckets.storage(), history=self.bucket.history

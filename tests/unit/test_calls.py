@@ -17,7 +17,8 @@ from merge_engine.bucket.results import BucketResult, UndoResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.undo import UndoRange
 from recovery.leader.fenced_writers import Writer
-from recovery.reader.cut import Cut, OwnerCut
+from recovery.reader.cut import LAST_BATCH, Cut, OwnerCut
+from recovery.reader.cut_between import Piece
 from recovery.reader.isolation import Isolation
 from server.protocol import wire
 from server.protocol.calls import (
@@ -44,6 +45,8 @@ from server.protocol.puts import (
     read_put,
 )
 from server.protocol.reads import (
+    ChangedPieces,
+    ChangedPiecesAnswer,
     ChangelogBatch,
     CloseScanners,
     LogEnds,
@@ -227,6 +230,18 @@ RECORDED: dict[str, Message] = {
     ),
     "changelog_batch": ChangelogBatch(next_offset=9),
     "read_changes": ReadChanges(**LOCKED, bucket=A, since=SINCE, until=UNTIL, after=7),
+    "changed_pieces": ChangedPieces(**LOCKED, buckets=(A, B), since=SINCE, until=UNTIL),
+    "changed_pieces_answer": ChangedPiecesAnswer(
+        session=SESSION,
+        results=(
+            (
+                Piece("etl", Token(3, 6), 12, 1_790_000_000_000, frozenset({2, 3}), 18),
+                Piece("web", Token(4, 0), 1, 1_790_000_000_500, frozenset({4}), 19),
+                Piece("etl", Token(3, LAST_BATCH), 70, 1_790_000_001_000, frozenset({2, 3}), 99),
+            ),
+            (Piece("", None, 5, 1_790_000_000_000, frozenset({2}), 5),),
+        ),
+    ),
     "scan": Scan(**LOCKED, bucket=A, columns=(2,), isolation=COMMITTED),
     "scan-limited": Scan(**LOCKED, bucket=A, columns=(2, 3), isolation=COMMITTED, limit=2),
     "scan-taken_up": Scan(

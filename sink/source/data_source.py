@@ -1,0 +1,116 @@
+"""The data source `tallybook`: what `spark.read` and `spark.readStream` call.
+
+Spark makes these objects in processes of its own, several times for one query: one asks for the
+schema, one plans, and each task has a copy that reads. What they share is in the options, in the
+tasks that were planned and, in a stream, in the offsets.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+
+from foundation.errors import InvalidInput
+from server.client.remote_table import RemoteTable
+from sink.source.options import ReaderOptions
+from sink.source.planning import RowsPlan, plan_rows
+from sink.source.pruning import allowed_values
+from sink.source.schemas import caster, change_fields, chosen_fields, row_fields, to_ddl
+from sink.source.stream import ChangeStream
+from sink.source.tasks import TableTask
+from sink.worker_connections import connected
+
+# Spark imports this where it offers filters, and only there. It refuses a reader that takes filters
+# while they are switched off (`spark.sql.python.filterPushdown.enabled`), as they are by default.
+_OFFERS_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class TallybookSource(DataSource):  # type: ignore[misc]
+    """Rows of a table, or the stream of its changes if the option `start` says where it begins."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._given = ReaderOptions.of(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what `format` is given."""
+        return "tallybook"
+
+    def schema(self) -> str:
+        """Return the columns of the table, or of its changes."""
+        return to_ddl(self._fields(self._table()))
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        """Return what plans a batch, and reads it."""
+        if self._given.start is not None:
+            raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
+        kind = FilteredRows if _OFFERS_FILTERS in sys.modules else TableRows
+        return kind(self._given, schema)
+
+    def streamReader(self, schema: Any) -> ChangeStream:  # noqa: N802
+        """Return what plans the micro-batches of a stream, and reads them."""
+        if self._given.start is None:
+            raise InvalidInput(
+                'where does the stream start? Say .option("start", "full"): all rows, then what '
+                'changes; "earliest": all changes that the log has; "latest": what changes from '
+                "now on; or a cut, str(table.cut())"
+            )
+        table = self._table()
+        return ChangeStream(self._given, table.definition, self._check(table, schema), schema)
+
+    def _table(self) -> RemoteTable:
+        return connected(self._given.recipe).table(self._given.table)
+
+    def _fields(self, table: RemoteTable) -> pa.Schema:
+        given = self._given
+        if given.start is None:
+            return row_fields(table.schema, given.columns)
+        return change_fields(table.schema, given.columns, given.mode)
+
+    def _check(self, table: RemoteTable, schema: Any) -> Sequence[str]:
+        """Return the names of what is wanted, by a schema that may be the user's own."""
+        names: list[str] = chosen_fields(self._fields(table), schema).names
+        return names
+
+
+class TableRows(DataSourceReader):  # type: ignore[misc]
+    """Reads the rows of a table: at one cut, which is taken when the query is planned."""
+
+    def __init__(self, options: ReaderOptions, schema: Any) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters: Sequence[Filter] = ()
+
+    def partitions(self) -> list[InputPartition]:
+        """Return what there is to read, a task each."""
+        table = connected(self._options.recipe).table(self._options.table)
+        fields = chosen_fields(row_fields(table.schema, None), self._schema)
+        plan = RowsPlan(
+            columns=fields.names,
+            isolation=self._options.isolation,
+            at=self._options.at,
+            lease=self._options.lease,
+            allowed=allowed_values(self._filters),
+        )
+        return [InputPartition(task) for task in plan_rows(table, self._options.recipe, plan)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield what a task has to read."""
+        return read_task(partition.value, self._schema)
+
+
+class FilteredRows(TableRows):
+    """The same where Spark offers filters: they choose buckets and keys, and Spark has them too."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Keep the filters in mind, and give all of them back."""
+        self._filters = list(filters)
+        return self._filters
+
+
+def read_task(task: TableTask | None, schema: Any, timezone: str = "UTC") -> Iterator[Any]:
+    """Yield the batches of a task, exactly as Spark's schema has them; None has none."""
+    return iter(()) if task is None else map(caster(schema, timezone), task.batches())

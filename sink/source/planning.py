@@ -1,0 +1,72 @@
+"""How a batch read is made of tasks: which buckets or keys each of them reads, all at one cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foundation.errors import InvalidInput
+from foundation.ids import BucketId
+from recovery.reader.cut import Cut
+from recovery.reader.isolation import Isolation
+from server.client.cluster import Recipe
+from server.client.remote_table import RemoteTable
+from sink.source.pruning import Allowed, prune
+from sink.source.tasks import ReadKeys, ReadRows, TableTask, Wanted
+
+# There are not more tasks than that: with more buckets, a task reads several.
+MOST_TASKS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsPlan:
+    """What is wanted of a table: columns of the key and others; at which cut, by which lease.
+
+    `allowed`: by column, the only values that can pass.
+    """
+
+    columns: Sequence[str]
+    isolation: Isolation = Isolation.COMMITTED
+    at: Cut | None = None
+    lease: str | None = None
+    allowed: Allowed = field(default_factory=dict)
+
+
+def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableTask]:
+    """Return the tasks that read it, all at one cut, which is taken now unless it is given."""
+    schema = table.schema
+    values = tuple(name for name in plan.columns if schema.column(name).function is not None)
+    cut = _cut(table, plan)
+    wanted = Wanted(recipe=recipe, table=table.definition, columns=values)
+    pruned = prune(schema, plan.allowed)
+    if pruned.keys is not None and plan.lease is None:
+        return [ReadKeys(wanted=wanted, cut=cut, keys=pruned.keys)] if pruned.keys.num_rows else []
+    buckets = table.bucket_ids()
+    if pruned.partitions is not None:
+        ids = table.caller.read_partitions()
+        there = {ids[key] for key in pruned.partitions if key in ids}
+        buckets = [bucket for bucket in buckets if bucket.partition in there]
+    if plan.lease is not None:
+        held = table.borrow_lease(plan.lease).snapshots
+        buckets = [bucket for bucket in buckets if bucket in held]
+    return [
+        ReadRows(
+            wanted=wanted,
+            cut=None if cut is None else cut.only(some),
+            buckets=some,
+            lease=plan.lease,
+        )
+        for some in grouped(buckets)
+    ]
+
+
+def _cut(table: RemoteTable, plan: RowsPlan) -> Cut | None:
+    if plan.at is not None:
+        if plan.isolation is not Isolation.COMMITTED:
+            raise InvalidInput('a cut has what was committed: leave `isolation`="latest", or `at`')
+        return table.definition.check_cut(plan.at)
+    return table.cut() if plan.isolation is Isolation.COMMITTED else None
+
+
+def grouped(buckets: Sequence[BucketId]) -> list[tuple[BucketId, ...]]:
+    """Return the buckets of each task: one, unless there are very many."""
+    size = -(-len(buckets) // MOST_TASKS) or 1
+    return [tuple(buckets[at : at + size]) for at in range(0, len(buckets), size)]

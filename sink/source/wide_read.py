@@ -1,0 +1,44 @@
+"""Reads of a few columns of a wide table, without the data source, which cannot be told them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from foundation.errors import InvalidInput
+from server.client.cluster import Cluster
+from sink.source.options import ReaderOptions
+from sink.source.planning import RowsPlan, plan_rows
+from sink.source.schemas import caster, row_fields, to_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_columns(
+    spark: "SparkSession", options: Mapping[str, str], columns: Sequence[str] | None
+) -> "DataFrame":
+    """Return a frame whose partitions read the buckets, all at a cut that is taken now."""
+    from pyspark.sql.types import StructType  # noqa: PLC0415
+
+    given = ReaderOptions.of(options)
+    if given.start is not None:
+        raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
+    cluster: Cluster
+    with given.recipe.connect() as cluster:
+        table = cluster.table(given.table)
+        fields = row_fields(table.schema, given.columns if columns is None else columns)
+        plan = RowsPlan(
+            columns=fields.names, isolation=given.isolation, at=given.at, lease=given.lease
+        )
+        tasks = plan_rows(table, given.recipe, plan)
+    schema = StructType.fromDDL(to_ddl(fields))
+    timezone = spark.conf.get("spark.sql.session.timeZone")
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        cast = caster(schema, timezone)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from map(cast, tasks[number].batches())
+
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, schema)

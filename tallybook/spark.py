@@ -1,0 +1,41 @@
+"""Tables in Spark: `tb.spark.register(spark)`, then `spark.read.format("tallybook")`.
+
+Spark itself is imported when it is used.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FILTERS = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
+    """Make the format `tallybook` known to a session, for `spark.read`, `readStream` and SQL.
+
+    Spark finds it by itself, too, if its Python is the one that Tallybook is installed in.
+    `push_filters`: let Spark offer filters to data sources in Python, so that one by key is a
+    look-up; a setting of the session, which is off by default.
+    """
+    from sink.source.data_source import TallybookSource  # noqa: PLC0415
+
+    spark.dataSource.register(TallybookSource)
+    if push_filters:
+        spark.conf.set(_FILTERS, "true")
+
+
+def read(
+    spark: "SparkSession", table: str, columns: Sequence[str] | None = None, **options: str
+) -> "DataFrame":
+    """Return rows of a table with these columns only, of the key and others, in this order.
+
+    For wide tables: `spark.read` has no way to tell a source in Python which columns are needed.
+    `options` are those of the data source: `zookeeper`, `at`, `isolation`, `lease`. The cut is
+    taken now: the frame has the same rows however often it is used.
+    """
+    from sink.source.wide_read import read_columns  # noqa: PLC0415
+
+    given: dict[str, Any] = {"table": table, **options}
+    return read_columns(spark, given, columns)
