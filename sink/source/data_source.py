@@ -7,7 +7,7 @@ tasks that were planned and, in a stream, in the offsets.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
@@ -17,7 +17,7 @@ from server.client.remote_table import RemoteTable
 from sink.source.options import ReaderOptions
 from sink.source.planning import RowsPlan, plan_rows
 from sink.source.pruning import allowed_values
-from sink.source.schemas import caster, change_fields, chosen_fields, row_fields, to_ddl
+from sink.source.schemas import caster, change_fields, chosen_fields, row_fields, to_spark
 from sink.source.stream import ChangeStream
 from sink.source.tasks import TableTask
 from sink.worker_connections import connected
@@ -25,6 +25,12 @@ from sink.worker_connections import connected
 # Spark imports this where it offers filters, and only there. It refuses a reader that takes filters
 # while they are switched off (`spark.sql.python.filterPushdown.enabled`), as they are by default.
 _OFFERS_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
+
+_HOW_TO_WRITE = (
+    "the format `tallybook` only reads: a stream is written by "
+    'stream.writeStream.foreachBatch(AggregateSink("host:2181", "table", columns=[...])), a frame '
+    "by calling such a sink, one with an owner_id: sink(frame, 0)"
+)
 
 
 class TallybookSource(DataSource):  # type: ignore[misc]
@@ -39,16 +45,16 @@ class TallybookSource(DataSource):  # type: ignore[misc]
         """Return what `format` is given."""
         return "tallybook"
 
-    def schema(self) -> str:
+    def schema(self) -> Any:
         """Return the columns of the table, or of its changes."""
-        return to_ddl(self._fields(self._table()))
+        return to_spark(self._fields(self._table()))
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return what plans a batch, and reads it."""
         if self._given.start is not None:
             raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
-        kind = FilteredRows if _OFFERS_FILTERS in sys.modules else TableRows
-        return kind(self._given, schema)
+        takes_filters = self._given.push_filters and _OFFERS_FILTERS in sys.modules
+        return (FilteredRows if takes_filters else TableRows)(self._given, schema)
 
     def streamReader(self, schema: Any) -> ChangeStream:  # noqa: N802
         """Return what plans the micro-batches of a stream, and reads them."""
@@ -60,6 +66,14 @@ class TallybookSource(DataSource):  # type: ignore[misc]
             )
         table = self._table()
         return ChangeStream(self._given, table.definition, self._check(table, schema), schema)
+
+    def writer(self, schema: Any, overwrite: bool) -> NoReturn:  # noqa: ARG002
+        """Say how tables are written: not by a data source."""
+        raise InvalidInput(_HOW_TO_WRITE)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> NoReturn:  # noqa: N802, ARG002
+        """Say how tables are written: not by a data source."""
+        raise InvalidInput(_HOW_TO_WRITE)
 
     def _table(self) -> RemoteTable:
         return connected(self._given.recipe).table(self._given.table)
@@ -103,7 +117,12 @@ class TableRows(DataSourceReader):  # type: ignore[misc]
 
 
 class FilteredRows(TableRows):
-    """The same where Spark offers filters: they choose buckets and keys, and Spark has them too."""
+    """The same where Spark offers filters: they choose buckets and keys, and Spark has them too.
+
+    Only for frames that say so, by the option `pushFilters`, and that are used with one filter:
+    Spark 4.3 plans a frame once for all that is done with it, and what was planned last, by any
+    filter, is what all others read, too. Rows that do not pass that filter would be missing there.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Keep the filters in mind, and give all of them back."""

@@ -24,16 +24,25 @@ _STORAGE = "storage."
 _OF_STREAMS = ("start", "mode", "maxRowsPerTrigger", "leaseDuration")
 _KNOWN = (
     *("table", "zookeeper", "token", "tlsRoot", "zookeeperUser", "zookeeperPassword", "deadline"),
-    *("columns", "isolation", "at", "lease"),
+    *("columns", "isolation", "at", "lease", "pushFilters"),
     *_OF_STREAMS,
 )
-# What Spark adds by itself, in SQL.
-_OF_SPARK = frozenset({"path", "owner", "location", "provider", "serialization.format"})
+# What Spark adds by itself.
+_OF_SPARK = frozenset({"path", "checkpointlocation"})
+# What it adds when a table of its own catalog is created.
+_OF_CATALOG = frozenset({"provider", "option.table"})
+_NO_CATALOG = (
+    "CREATE TABLE cannot be used: Spark keeps no options for sources in Python. Say CREATE "
+    "TEMPORARY VIEW name USING tallybook OPTIONS (...)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions:
-    """`start`: None for a batch. `lease`: one that the caller holds or, of a stream, its own."""
+    """`start`: None for a batch. `lease`: one that the caller holds or, of a stream, its own.
+
+    `push_filters`: see `data_source.FilteredRows`.
+    """
 
     table: str
     recipe: Recipe
@@ -41,6 +50,7 @@ class ReaderOptions:
     isolation: Isolation = Isolation.COMMITTED
     at: Cut | None = None
     lease: str | None = None
+    push_filters: bool = False
     start: str | None = None
     mode: str = CHANGES
     max_rows: int | None = None
@@ -56,12 +66,14 @@ class ReaderOptions:
         _check_names(given)
         get = {name: given.get(name.casefold()) for name in _KNOWN}
         if not get["table"]:
-            raise InvalidInput('which table? Say .option("table", "...")')
+            hint = "" if given else f". In SQL, {_NO_CATALOG}"
+            raise InvalidInput(f'which table? Say .option("table", "..."){hint}')
         at = get["at"]
         start = get["start"]
-        if start is None and any(get[name] is not None for name in _OF_STREAMS):
+        misplaced = tuple(name for name in _OF_STREAMS if get[name] is not None)
+        if start is None and misplaced:
             raise InvalidInput(
-                f"{_listed(_OF_STREAMS)} are for streams, which say where they start: "
+                f"{_listed(misplaced)}: only for streams, which say where they start: "
                 f'.option("start", "{FULL}"), "{EARLIEST}", "{LATEST}", or a cut'
             )
         if start is not None and start not in (FULL, EARLIEST, LATEST):
@@ -77,6 +89,7 @@ class ReaderOptions:
             isolation=Isolation.of(get["isolation"] or Isolation.COMMITTED),
             at=None if at is None else Cut.of(at),
             lease=get["lease"],
+            push_filters=_flag("pushFilters", get["pushFilters"]),
             start=start,
             mode=_mode(get["mode"]),
             max_rows=_count("maxRowsPerTrigger", get["maxRowsPerTrigger"]),
@@ -85,16 +98,21 @@ class ReaderOptions:
 
 
 def _check_names(given: Mapping[str, str]) -> None:
+    if not _OF_CATALOG.isdisjoint(given):
+        raise InvalidInput(_NO_CATALOG)
     known = {name.casefold() for name in _KNOWN}
     for name in given:
         if name not in known and name not in _OF_SPARK and not name.startswith(_STORAGE):
-            raise InvalidInput(f"there is no option '{name}'{did_you_mean(name, _KNOWN)}")
+            near = did_you_mean(name, _KNOWN) or f"; there are {', '.join(_KNOWN)}"
+            raise InvalidInput(f"there is no option '{name}'{near}")
 
 
 def _recipe(
     get: Mapping[str, str | None], given: Mapping[str, str], environment: Mapping[str, str]
 ) -> Recipe:
     user, password = get["zookeeperUser"], get["zookeeperPassword"]
+    if password and not user:
+        raise InvalidInput("whose password? Give `zookeeperUser` with `zookeeperPassword`")
     deadline_s = parse_duration_ms("deadline", get["deadline"] or "30 s") / 1000
     return Recipe.of(
         find_address(get["zookeeper"], '.option("zookeeper", "host:2181")', environment),
@@ -135,6 +153,14 @@ def _mode(text: str | None) -> str:
     if mode not in _MODES:
         raise InvalidInput(f"`mode` is {_listed(_MODES)}, not {text!r}")
     return mode
+
+
+def _flag(name: str, text: str | None) -> bool:
+    flags = {"true": True, "false": False}
+    flag = flags.get((text or "false").casefold())
+    if flag is None:
+        raise InvalidInput(f"`{name}` is true or false, not {text!r}")
+    return flag
 
 
 def _count(name: str, text: str | None) -> int | None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId
+from merge_engine.merging.routing import route
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Recipe
 from server.client.remote_table import RemoteTable
-from sink.source.pruning import Allowed, prune
+from sink.source.pruning import Allowed, Pruned, prune
 from sink.source.tasks import ReadKeys, ReadRows, TableTask, Wanted
 
 # There are not more tasks than that: with more buckets, a task reads several.
@@ -39,11 +40,7 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
     pruned = prune(schema, plan.allowed)
     if pruned.keys is not None and plan.lease is None:
         return [ReadKeys(wanted=wanted, cut=cut, keys=pruned.keys)] if pruned.keys.num_rows else []
-    buckets = table.bucket_ids()
-    if pruned.partitions is not None:
-        ids = table.caller.read_partitions()
-        there = {ids[key] for key in pruned.partitions if key in ids}
-        buckets = [bucket for bucket in buckets if bucket.partition in there]
+    buckets = _buckets(table, pruned)
     if plan.lease is not None:
         held = table.borrow_lease(plan.lease).snapshots
         buckets = [bucket for bucket in buckets if bucket in held]
@@ -58,10 +55,24 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
     ]
 
 
+def _buckets(table: RemoteTable, pruned: Pruned) -> list[BucketId]:
+    """Return the buckets that can have rows which pass."""
+    if pruned.keys is not None:
+        keys = [column.combine_chunks() for column in pruned.keys.columns]
+        routes = route(table.schema, keys, table.buckets)
+        return sorted({found for one in routes if (found := table.caller.find(one)) is not None})
+    buckets = table.bucket_ids()
+    if pruned.partitions is None:
+        return buckets
+    ids = table.caller.read_partitions()
+    there = {ids[key] for key in pruned.partitions if key in ids}
+    return [bucket for bucket in buckets if bucket.partition in there]
+
+
 def _cut(table: RemoteTable, plan: RowsPlan) -> Cut | None:
     if plan.at is not None:
         if plan.isolation is not Isolation.COMMITTED:
-            raise InvalidInput('a cut has what was committed: leave `isolation`="latest", or `at`')
+            raise InvalidInput("`at` a cut there is what was committed: leave `isolation`, or `at`")
         return table.definition.check_cut(plan.at)
     return table.cut() if plan.isolation is Isolation.COMMITTED else None
 

@@ -53,6 +53,10 @@ def allowed_values(filters: Iterable[Any]) -> dict[str, list[Any]]:
 
 def prune(schema: Schema, allowed: Allowed) -> Pruned:
     """Return what the values that can pass say of keys and partitions."""
+    if _contradictory(schema, allowed):
+        return Pruned(
+            keys=pa.table({one.name: pa.array([], one.type) for one in schema.key_columns})
+        )
     keys = _combinations(schema.key_columns, allowed)
     if keys is not None:
         return Pruned(keys=keys)
@@ -62,6 +66,12 @@ def prune(schema: Schema, allowed: Allowed) -> Pruned:
     return Pruned(
         partitions=frozenset(partition_key(schema, values) for values in partitions.to_pylist())
     )
+
+
+def _contradictory(schema: Schema, allowed: Allowed) -> bool:
+    """Whether some column of the key cannot have any value."""
+    columns = (column for column in schema.key_columns if column.name in allowed)
+    return any(_of_type(column, allowed[column.name]) == [] for column in columns)
 
 
 def _combinations(columns: Sequence[Column], allowed: Allowed) -> pa.Table | None:

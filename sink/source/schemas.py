@@ -1,6 +1,6 @@
 """What Spark sees of a table: the schema of its rows, of its changes, and batches that fit it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,14 +18,15 @@ INSERT, UPSERT, DELETE = "insert", "upsert", "delete"
 
 
 def row_fields(schema: Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the key and these value columns (None: all), or just what is named of both."""
-    if columns is None:
-        return _arrow((*schema.key_columns, *schema.value_columns))
+    """Return the key and the value columns, or just those of both that are named, in this order."""
     by_name = {column.name: column for column in (*schema.key_columns, *schema.value_columns)}
-    for name in columns:
-        if name not in by_name:
-            known = did_you_mean(name, by_name)
-            raise InvalidInput(f"`columns` names '{name}', which the table does not have{known}")
+    if columns is None:
+        return _arrow(by_name.values())
+    if isinstance(columns, str):
+        raise InvalidInput(f"`columns` is a list of names, not {columns!r}")
+    if not columns:
+        raise InvalidInput("`columns` names none; name at least one, or leave it")
+    _check_names("`columns`", columns, by_name)
     return _arrow([by_name[name] for name in columns])
 
 
@@ -38,32 +39,51 @@ def change_fields(schema: Schema, columns: Sequence[str] | None, mode: str) -> p
     return pa.schema([*about, pa.field(BUCKET, pa.string()), *rows])
 
 
-def to_ddl(fields: pa.Schema) -> str:
-    """Return a schema as Spark reads it."""
-    return ", ".join(
-        f"`{field.name.replace('`', '``')}` {type_name(field.type)}" for field in fields
-    )
+def to_spark(fields: pa.Schema) -> Any:
+    """Return a schema as Spark has it.
+
+    Not as text: what a TIMESTAMP is in a text depends on `spark.sql.timestampType`.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415
+    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
+
+    types = [from_arrow_type(field.type, prefer_timestamp_ntz=True) for field in fields]
+    return StructType(list(map(StructField, fields.names, types)))
 
 
 def chosen_fields(known: pa.Schema, wanted: Any) -> pa.Schema:
     """Return the fields that a Spark schema names; InvalidInput for one that there is not."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
-    fields = []
-    for asked, field in zip(wanted.fields, to_arrow_schema(wanted, timezone="UTC"), strict=True):
-        name = asked.name
-        if name not in known.names:
-            near = did_you_mean(name, known.names)
-            raise InvalidInput(f"the schema names '{name}', which the table does not have{near}")
-        own = known.field(name)
-        if not own.type.equals(field.type):
-            raise InvalidInput(
-                f"'{name}' is {type_name(own.type)} in the table, and "
-                f"{asked.dataType.simpleString().upper()} in the schema; name its own type, and "
-                "cast what was read"
-            )
-        fields.append(own)
-    return pa.schema(fields)
+    _check_names("the schema", wanted.names, known.names)
+    asked = to_arrow_schema(wanted, timezone="UTC")
+    return pa.schema([_same(known.field(field.name), field) for field in asked])
+
+
+def _same(own: pa.Field, asked: pa.Field) -> pa.Field:
+    """Return a field of the table; InvalidInput if a schema says something else of it."""
+    if type_name(own.type) != type_name(asked.type):
+        raise InvalidInput(
+            f"'{own.name}' is {type_name(own.type)} in the table, and {type_name(asked.type)} in "
+            "the schema; name its own type, and cast what was read"
+        )
+    if own.nullable > asked.nullable or not own.type.equals(asked.type):
+        # Spark believes it, and fails on a null or leaves out the checks for one.
+        raise InvalidInput(
+            f"'{own.name}' is NOT NULL in the schema, or something within it is, and the table may "
+            "have nulls there; leave NOT NULL"
+        )
+    return own
+
+
+def _check_names(where: str, names: Sequence[str], known: Collection[str]) -> None:
+    """InvalidInput for a name that there is not, and for one that comes twice."""
+    for at, name in enumerate(names):
+        if name not in known:
+            near = did_you_mean(name, known) or f"; it has {', '.join(known)}"
+            raise InvalidInput(f"{where} names '{name}', which the table does not have{near}")
+        if name in names[:at]:
+            raise InvalidInput(f"{where} names '{name}' twice")
 
 
 def caster(wanted: Any, timezone: str = "UTC") -> Callable[[pa.RecordBatch], pa.RecordBatch]:
@@ -89,4 +109,7 @@ def caster(wanted: Any, timezone: str = "UTC") -> Callable[[pa.RecordBatch], pa.
 
 
 def _arrow(columns: Iterable[Column]) -> pa.Schema:
-    return pa.schema([(column.name, column.type) for column in columns])
+    """Return fields; those of the key are never null."""
+    return pa.schema(
+        [pa.field(column.name, column.type, column.function is not None) for column in columns]
+    )

@@ -9,7 +9,7 @@ from foundation.errors import InvalidInput
 from server.client.cluster import Cluster
 from sink.source.options import ReaderOptions
 from sink.source.planning import RowsPlan, plan_rows
-from sink.source.schemas import caster, row_fields, to_ddl
+from sink.source.schemas import caster, row_fields, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,8 +19,6 @@ def read_columns(
     spark: "SparkSession", options: Mapping[str, str], columns: Sequence[str] | None
 ) -> "DataFrame":
     """Return a frame whose partitions read the buckets, all at a cut that is taken now."""
-    from pyspark.sql.types import StructType  # noqa: PLC0415
-
     given = ReaderOptions.of(options)
     if given.start is not None:
         raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
@@ -32,7 +30,7 @@ def read_columns(
             columns=fields.names, isolation=given.isolation, at=given.at, lease=given.lease
         )
         tasks = plan_rows(table, given.recipe, plan)
-    schema = StructType.fromDDL(to_ddl(fields))
+    schema = to_spark(fields)
     timezone = spark.conf.get("spark.sql.session.timeZone")
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
