@@ -15,7 +15,8 @@ _FILTERS = "spark.sql.python.filterPushdown.enabled"
 def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
     """Make the format `tallybook` known to a session, for `spark.read`, `readStream` and SQL.
 
-    Spark finds it by itself, too, if its Python is the one that Tallybook is installed in.
+    Spark finds it by itself, too, if its Python is the one that Tallybook is installed in. A frame
+    or a view has the rows of when it was first used: for later ones, load or create it again.
     `push_filters`: let Spark offer filters to data sources in Python; a setting of the session,
     which is off by default. Frames with the option `pushFilters` take them: one by key is a look-up
     then. Use such a frame with one filter only: Spark 4.3 plans it once for all of its uses, and

@@ -91,7 +91,11 @@ class TallybookSource(DataSource):  # type: ignore[misc]
 
 
 class TableRows(DataSourceReader):  # type: ignore[misc]
-    """Reads the rows of a table: at one cut, which is taken when the query is planned."""
+    """Reads the rows of a table: at one cut, which is taken when the frame is first used.
+
+    Spark keeps what was planned then for whatever else is done with the frame, or with a view: it
+    stands where it stood. Who wants later rows loads another.
+    """
 
     def __init__(self, options: ReaderOptions, schema: Any) -> None:
         self._options = options

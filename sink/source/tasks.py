@@ -9,7 +9,7 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foundation.errors import InvalidInput, PartitionGone
+from foundation.errors import InvalidInput, PartitionGone, UnknownTable
 from foundation.ids import BucketId
 from merge_engine.bucket.changelog import ABOUT_CHANGES
 from recovery.reader.cut import Cut
@@ -46,6 +46,16 @@ class Wanted:
         """The table as it was then, over the connection of this process."""
         return RemoteTable(connected(self.recipe), self.table)
 
+    def check(self) -> None:
+        """Raise UnknownTable if it was dropped since: servers would be asked until the deadline."""
+        try:
+            self.remote.refresh()
+        except UnknownTable as exc:
+            raise UnknownTable(
+                f"table {self.table.name} was dropped after this read of it was planned; if there "
+                "is one of this name again, load a frame of that"
+            ) from exc
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableTask(ABC):
@@ -68,6 +78,7 @@ class ReadRows(TableTask):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the key and the columns."""
+        self.wanted.check()
         table, isolation = self.wanted.remote, Isolation.COMMITTED if self.cut else Isolation.LATEST
         if self.lease is None:
             yield from table.scan(
@@ -93,6 +104,7 @@ class ReadKeys(TableTask):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the key and the columns of those that there are."""
+        self.wanted.check()
         rows = look_up(
             self.wanted.remote.caller, self.keys, self.wanted.columns, self.cut, found=True
         )
