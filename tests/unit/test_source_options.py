@@ -12,9 +12,9 @@ from sink.source.options import ReaderOptions
 CUT = str(Cut(table="t-1", epoch=7, time_ms=1_000))
 
 
-def options_of(environment: dict[str, str] | None = None, **given: str) -> ReaderOptions:
+def options_of(**given: str) -> ReaderOptions:
     named = {name.replace("__", "."): value for name, value in given.items()}
-    return ReaderOptions.of({"table": "orders", "zookeeper": "zk:1", **named}, environment or {})
+    return ReaderOptions.of({"table": "orders", "zookeeper": "zk:1", **named}, {})
 
 
 def test_a_batch_reads_what_is_committed_now_unless_told_otherwise() -> None:
@@ -57,10 +57,11 @@ def test_the_environment_says_what_the_options_do_not() -> None:
     assert by_environment.address == "env:1"
     assert by_environment.settings["server_credentials"].token == "env-token"
     assert by_environment.settings["credentials"] == ("env-user", "env-password")
-    given = options_of(environment, token="own", zookeeperUser="me", zookeeperPassword="mine")
-    assert given.recipe.address == "zk:1"
-    assert given.recipe.settings["server_credentials"].token == "own"
-    assert given.recipe.settings["credentials"] == ("me", "mine")
+    own = {"zookeeper": "zk:1", "token": "own", "zookeeperUser": "me", "zookeeperPassword": "mine"}
+    by_options = ReaderOptions.of({"table": "orders", **own}, environment).recipe
+    assert by_options.address == "zk:1"
+    assert by_options.settings["server_credentials"].token == "own"
+    assert by_options.settings["credentials"] == ("me", "mine")
 
 
 def test_settings_of_the_object_store_and_deadlines_reach_the_connection() -> None:
