@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs
-from benchmarks.spark import CORES, local_spark
+from benchmarks.spark import CORES, local_spark, write_source
 from benchmarks.workload import Workload
 from foundation.failpoints import arm
 from recovery.writer.rows import Rows
@@ -33,7 +33,7 @@ def backfill(setting: Setting) -> Iterator[Figure]:
     keys = setting.backfill_rows // 2
     work = Workload(keys, batch_rows=setting.batch_rows, string=False)
     files = setting.backfill_rows // setting.batch_rows
-    source = _write_source(directory / "source", work, 0, files)
+    source = write_source(directory / "source", work, 0, files)
     seconds: dict[str, float] = {}
     grown: dict[str, float] = {}
     with ExitStack() as stack:
@@ -78,7 +78,7 @@ def backfill_recovery(setting: Setting) -> Iterator[Figure]:
     directory = setting.directory / "recovery"
     work = Workload(setting.backfill_rows // 2, batch_rows=setting.batch_rows, string=False)
     files = setting.backfill_rows // setting.batch_rows
-    source = _write_source(directory / "source", work, 0, files)
+    source = write_source(directory / "source", work, 0, files)
     with ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=CORES))
         client = stack.enter_context(cluster.connect())

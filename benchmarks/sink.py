@@ -3,7 +3,6 @@
 All read the same Parquet files as a stream, one file per batch, in one `local[2]` session.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs, timed
-from benchmarks.spark import CORES, local_spark, run_stream
+from benchmarks.spark import CORES, local_spark, run_stream, write_source
 from benchmarks.workload import Workload
 from merge_engine.bucket.results import BucketResult
 from recovery.writer.access import Answers, Grant
@@ -43,7 +42,7 @@ def sink_vs_stateful(setting: Setting) -> Iterator[Figure]:
         fill = max(keys // setting.batch_rows, 2)
         measured = setting.runs * 2
         work = Workload(keys, batch_rows=setting.batch_rows, string=False)
-        source = _write_source(directory / "source", work, fill, measured)
+        source = write_source(directory / "source", work, fill, measured)
         with ExitStack() as stack:
             cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=CORES))
             client = stack.enter_context(cluster.connect())
@@ -220,19 +219,6 @@ def _merge_into_delta(path: str, frame: Any) -> None:
         .when_not_matched_insert_all()
         .execute()
     )
-
-
-def _write_source(directory: Path, work: Workload, fill: int, measured: int) -> Path:
-    """Write one file per batch: those that fill the table, and then those that are measured."""
-    directory.mkdir(parents=True)
-    batches = [*work.fill(), *(work.batch() for _ in range(fill))][:fill]
-    batches += [work.batch() for _ in range(measured)]
-    for number, batch in enumerate(batches):
-        pq.write_table(pa.Table.from_batches([batch]), directory / f"{number:05d}.parquet")
-        # The file source takes files in the order of their times.
-        moment = 1_700_000_000 + number
-        os.utime(directory / f"{number:05d}.parquet", (moment, moment))
-    return directory
 
 
 def _stream(spark: Any, source: Path) -> Any:

@@ -7,6 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.workload import Workload
+
 # One server and one bucket per core, as Spark has one task and one state store per core.
 CORES = 2
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -52,3 +57,16 @@ def run_stream(writer: Any, name: str, *, checkpoints: Path, after: int = 0) -> 
         if progress.numInputRows
     }
     return [spent for batch, spent in sorted(seconds.items()) if batch >= after]
+
+
+def write_source(directory: Path, work: Workload, fill: int, measured: int) -> Path:
+    """Write one file per batch: those that fill the table, and then those that are measured."""
+    directory.mkdir(parents=True)
+    batches = [*work.fill(), *(work.batch() for _ in range(fill))][:fill]
+    batches += [work.batch() for _ in range(measured)]
+    for number, batch in enumerate(batches):
+        pq.write_table(pa.Table.from_batches([batch]), directory / f"{number:05d}.parquet")
+        # The file source takes files in the order of their times.
+        moment = 1_700_000_000 + number
+        os.utime(directory / f"{number:05d}.parquet", (moment, moment))
+    return directory
