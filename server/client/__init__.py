@@ -1,5 +1,6 @@
 """The client of a cluster: tables, look-ups, scans, puts, over Arrow Flight.
 
+asking            questions to the coordinator, over whichever session the client has by now
 bucket_rows       the rows of one bucket, as a client reads them from the bucket's leader
 changelog         a bucket's changelog, as a client reads it
 cluster           the client of a cluster: finds its tables and servers through ZooKeeper

@@ -10,6 +10,7 @@ import pyarrow as pa
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, TableAltered
 from foundation.ids import BucketId, Token
+from locks.coordinator import Coordinator
 from locks.encoding.offsets import Offsets
 from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.bucket.results import BucketResult, PutResult
@@ -24,6 +25,7 @@ from recovery.reader.table_changes import TableChanges
 from recovery.reader.table_scan import ScanSource, TableScan, chosen_buckets
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
+from server.client.asking import Result, ask
 from server.client.changelog import Changelog, bucket_changes, earliest_cut, log_ends
 from server.client.lookups import look_up
 from server.client.puts import put_unlocked
@@ -165,7 +167,7 @@ class RemoteTable(DerivedCalls):
             return self.caller.cut()
         with within(self.caller.calls.deadline_s):
             ends = Offsets(self.end_offsets())
-            now_ms = self._cluster.coordinator.store.now_ms()
+            now_ms = self._ask(lambda there: there.store.now_ms())
         return replace(self.caller.cut(), ends=ends, time_ms=now_ms)
 
     def lookup(
@@ -308,6 +310,9 @@ class RemoteTable(DerivedCalls):
         """Return where the log of each bucket ends."""
         return dict(self.caller.call(log_ends(self.caller)).results)
 
+    def _ask(self, question: Callable[[Coordinator], Result]) -> Result:
+        return ask(lambda: self._cluster.coordinator, question)
+
     # --- Snapshots and leases -------------------------------------------------------------------
 
     def snapshot(self, buckets: Sequence[BucketId] | None = None) -> dict[BucketId, int]:
@@ -322,7 +327,7 @@ class RemoteTable(DerivedCalls):
     def snapshots(self) -> dict[BucketId, tuple[ListedSnapshot, ...]]:
         """Return the snapshots of each bucket that may be leased, the oldest first."""
         keys = self.bucket_ids()
-        lists = self._cluster.coordinator.snapshots.read_many(self.table_id, keys)
+        lists = self._ask(lambda there: there.snapshots.read_many(self.table_id, keys))
         return {key: found.listed for key, found in lists.items()}
 
     def lease_latest(

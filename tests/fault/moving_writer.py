@@ -10,6 +10,7 @@ committed.
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -30,6 +31,8 @@ KEYS = 400
 EACH = 1_000
 TOTAL = KEYS * EACH
 _MOVED = 120
+# As many batches as a busy job has: whoever follows them must keep up.
+_PAUSE_S = 0.05
 
 
 def table_schema() -> Schema:
@@ -71,10 +74,12 @@ def moving(address: str, table: str, column: str, seed: int, *redo: str) -> Iter
 def main(address: str, name: str, column: str, seed: int, *redo: str) -> None:
     """Go on after what is committed, until killed."""
     log = RedoLog.open(redo[0]) if redo else None
+    pause = threading.Event()
     with connect(address) as client, writer_of(client.table(name), column, log) as writer:
         for batch in count(writer.next_batch()):
             writer.write(batch, Rows(data=rows_of(column, seed, batch)))
             print(batch, flush=True)
+            pause.wait(_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -171,10 +171,14 @@ class _Followed:
         self.rows: dict[int, tuple[int, int]] = {}
         self.batches = 0
         self._wrong: list[str] = []
-        stream = spark.readStream.format("tallybook").options(**place, start="full")
-        stream = stream.option("mode", "upserts").option("maxRowsPerTrigger", 500).load()
+        self._spark, self._place, self._checkpoint = spark, place, checkpoint
+        self.query = self._writing(maxRowsPerTrigger="2000").start()
+
+    def _writing(self, **options: str) -> Any:
+        stream = self._spark.readStream.format("tallybook").options(**self._place, **options)
+        stream = stream.option("start", "full").option("mode", "upserts").load()
         writing = stream.writeStream.foreachBatch(self._apply)
-        self._query = writing.option("checkpointLocation", str(checkpoint)).start()
+        return writing.option("checkpointLocation", str(self._checkpoint))
 
     def _apply(self, frame: Any, number: int) -> None:
         for row in frame.collect():
@@ -188,13 +192,14 @@ class _Followed:
     def check(self) -> None:
         """Raise unless all was well so far, and it runs."""
         assert self._wrong == []
-        assert self._query.isActive, str(self._query.exception())[-3000:]
+        assert self.query.isActive, str(self.query.exception())[-3000:]
 
     def end(self) -> None:
-        """Have it read all that there is, and end."""
-        self._query.processAllAvailable()
-        self.check()
-        self._query.stop()
+        """Stop it, anywhere; start it again, without a limit, and have it read all that is left."""
+        self.query.stop()
+        self.query = self._writing().trigger(availableNow=True).start()
+        assert self.query.awaitTermination(DEADLINE_S)
+        assert self._wrong == []
 
 
 @contextmanager
@@ -203,7 +208,7 @@ def _followed(spark: Any, place: dict[str, str], checkpoint: Path) -> Iterator[_
     try:
         yield followed
     finally:
-        followed._query.stop()
+        followed.query.stop()
 
 
 # --- A task, and its leader ---------------------------------------------------------------------
