@@ -3,7 +3,7 @@
     version        u16, little-endian: the schema version that the row was written with
     touched bits   ceil(k / 8) bytes: bit j of byte j // 8, counted from the lowest, is set iff a
                      write has reached value column j
-    states         the k column states as one struct, see `merge_engine.codec`: null bits, fixed
+    states         the k column states as one struct, see `codec`: null bits, fixed
                      part and variable lengths, variable data
 
 The state of an untouched column is null. Two rows of one version are equal iff their bytes are.
