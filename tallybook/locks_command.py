@@ -24,7 +24,7 @@ from locks.coordinator import Coordinator
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Cluster
 from server.client.writer_access import RemoteAccess
-from tallybook.aligned import aligned
+from tallybook.text_tables import aligned
 
 # An operator's process that is killed must not keep the columns for long; one that lives renews.
 RELEASE_TTL_MS = 30_000
