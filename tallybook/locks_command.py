@@ -12,7 +12,6 @@ from foundation.errors import (
     Fenced,
     InvalidInput,
     LockHeld,
-    OldEpoch,
     ServerUnavailable,
     UnknownTable,
 )
@@ -178,7 +177,7 @@ def _recover(cluster: Cluster, table: CatalogTable, lock: LockInfo, deadline_s: 
     try:
         writer.start()
         return writer.progress.undone_keys
-    except (Fenced, OldEpoch) as exc:
+    except Fenced as exc:
         raise LockHeld(
             f"`{lock.owner}` came back, or somebody else released its lock on table {table.name}, "
             f"at the same time ({exc}); list the locks, and decide again"

@@ -22,13 +22,14 @@ from merge_engine.encoding.codec import StructLayout
 from merge_engine.encoding.ragged import Bytes, Flags
 
 _VERSION_WIDTH = 2
+LAST_VERSION = (1 << 8 * _VERSION_WIDTH) - 1
 
 
 class RowCodec:
     """Encodes and decodes rows of one schema version, whole batches at a time."""
 
     def __init__(self, version: int, types: Sequence[pa.DataType]) -> None:
-        if not 0 <= version < 2**16:
+        if not 0 <= version <= LAST_VERSION:
             raise ValueError(f"schema version {version} does not fit 16 bits")
         self.version = version
         self._version_bytes = version.to_bytes(_VERSION_WIDTH, "little")
