@@ -79,11 +79,6 @@ class Manifest:
         """The name of the manifest's own object."""
         return manifest_name(self.snapshot_id, self.term)
 
-    @property
-    def size(self) -> int:
-        """How many bytes the files have together."""
-        return sum(file.size for file in self.files)
-
 
 def manifest_name(snapshot_id: int, term: int) -> str:
     """Return the object name of a manifest."""

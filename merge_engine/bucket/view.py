@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 ROW_PREFIX = b"r"
 LIBRARY = "RocksDB"
-_DELETED = b""
 # Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
 _HARD_LIMIT = 4
 # A checkpoint gets ready so many times, or so long, until RocksDB has this little in memory.
