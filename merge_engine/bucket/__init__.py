@@ -8,6 +8,7 @@ log_and_view       what is merged is logged, and what is logged is applied to th
 log_start          the mark of where a cleaned log starts, and what it says of what is gone
 masked_rows        the table at an earlier offset, from rows that are pinned at a later one
 masks              old states by key, in place of those stored, for a reader that looks back
+object_frame       the frame of small objects beside the segments: version and checksum
 options            how a bucket uses memory and disk
 overlay            rows that are tried and not written
 owner_work         what is known of an owner's changes in a bucket without its log
