@@ -115,7 +115,8 @@ class RemoteTable(DerivedCalls):
     def writer(self, *, owner_id: str, columns: Sequence[str], **settings: Any) -> TableWriter:
         """Return a writer that holds a lock on these columns and writes each batch exactly once.
 
-        Start it by `with`; `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s.
+        Start it by `with`; `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s,
+        redo.
         """
         return self._cluster.writer(self, owner_id=owner_id, columns=columns, **settings)
 
