@@ -38,7 +38,13 @@ _numbers = count()
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with quiet_spark("local[2,4]", spark_driver_defaultJavaOptions=SHORT_LIVED) as session:
+    """Run Spark with executors that are processes of their own."""
+    with quiet_spark(
+        "local-cluster[2,1,1024]",
+        spark_task_maxFailures=8,
+        spark_driver_defaultJavaOptions=SHORT_LIVED,
+        spark_executor_defaultJavaOptions=SHORT_LIVED,
+    ) as session:
         tb.spark.register(session)
         yield session
 
@@ -117,7 +123,7 @@ def test_every_read_of_the_whole_table_has_the_same_sum_whatever_is_killed(
 
 
 def _faults(chance: random.Random, times: int) -> list[str]:
-    faults = ["nothing", "writer a", "writer b", "server 0", "server 1", "zookeeper"] * times
+    faults = ["writer a", "writer b", "server 0", "server 1", "zookeeper", "executor"] * times
     chance.shuffle(faults)
     return faults
 
@@ -134,6 +140,28 @@ def _do(fault: str, cluster: LocalCluster, movers: Movers) -> None:
     elif what == "zookeeper":
         cluster.zookeeper.kill()
         cluster.zookeeper.start()
+    else:
+        assert what == "executor"
+        os.kill(_executors()[0], signal.SIGKILL)
+
+
+def _executors() -> list[int]:
+    """Return the executors that this process's Spark has started, somewhere below it."""
+    parents, names = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            names[int(path.name)] = (path / "cmdline").read_bytes()
+        except OSError:
+            continue  # It has just ended.
+
+    def is_ours(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    found = [pid for pid, name in names.items() if b"CoarseGrainedExecutorBackend" in name]
+    return [pid for pid in found if is_ours(pid)]
 
 
 @contextmanager
@@ -293,61 +321,3 @@ def test_tasks_wait_for_a_zookeeper_that_is_away_for_ten_seconds(
     with _meanwhile(come_back):
         found = [keys_of(list(task.batches())) for task in tasks]
     assert sorted(key for keys in found for key in keys) == list(range(WIDE_ROWS))
-
-
-# --- Executors ----------------------------------------------------------------------------------
-
-
-@pytest.mark.spark
-def test_rows_come_once_when_an_executor_is_killed_and_its_tasks_are_run_again(
-    cluster: LocalCluster, client: Cluster, wide: RemoteTable
-) -> None:
-    place = {"zookeeper": cluster.address, "table": wide.name, "deadline": "60 s"}
-    with quiet_spark("local-cluster[2,1,1024]", spark_task_maxFailures=8) as spark:
-        tb.spark.register(spark)
-        frame = spark.read.format("tallybook").options(**place).load()
-        assert frame.count() == WIDE_ROWS
-        slow = frame.rdd.map(_slowly)
-        executors = _executors()
-        assert len(executors) == 2
-        with _meanwhile(lambda: _kill_one_at_work(executors)):
-            assert sorted(slow.collect()) == list(range(WIDE_ROWS))
-        assert not all(map(_lives, executors))
-
-
-def _slowly(row: Any) -> int:
-    time.sleep(0.02)
-    return int(row.k)
-
-
-def _executors() -> list[int]:
-    """Return the executors that this process's Spark has started, somewhere below it."""
-    parents, names = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            names[int(path.name)] = (path / "cmdline").read_bytes()
-        except OSError:
-            continue  # It has just ended.
-
-    def ours(pid: int) -> bool:
-        while pid in parents and pid != os.getpid():
-            pid = parents[pid]
-        return pid == os.getpid()
-
-    return [
-        pid for pid, name in names.items() if b"CoarseGrainedExecutorBackend" in name and ours(pid)
-    ]
-
-
-def _kill_one_at_work(executors: list[int]) -> None:
-    """Kill an executor that has a Python worker below it which is at work."""
-    wait_until(lambda: all(map(_lives, executors)), "both run")
-    os.kill(executors[0], signal.SIGKILL)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
