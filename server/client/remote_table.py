@@ -21,6 +21,7 @@ from merge_engine.merging.routing import partition_key, partition_rows
 from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
+from recovery.reader.standing import Standing
 from recovery.reader.table_changes import TableChanges
 from recovery.reader.table_scan import ScanSource, TableScan, chosen_buckets
 from recovery.writer.rows import Rows
@@ -45,7 +46,7 @@ from server.protocol.puts import PutProgress
 from server.protocol.reads import ReadChangelog
 
 
-class RemoteTable(DerivedCalls):
+class RemoteTable(DerivedCalls, Standing):
     """A table on servers. Safe for threads; made by `Cluster.table` and `Cluster.create_table`.
 
     A put is one atomic commit per bucket, and all buckets of one server try the merge before the
@@ -190,16 +191,11 @@ class RemoteTable(DerivedCalls):
             cut = self._stand(shown, at, self.caller.cut)
             return look_up(self.caller, keys, columns, cut)
 
-    def _stand(
-        self, isolation: Isolation, at: Cut | str | None, take: Callable[[], Cut] | None = None
-    ) -> Cut | None:
-        """Return where a read stands: at the cut that it is given, or at one that is taken now.
+    def _check_cut(self, cut: Cut) -> Cut:
+        return self.definition.check_cut(cut)
 
-        None: each bucket as it is.
-        """
-        if at is not None:
-            return self.definition.check_cut(Cut.of(at))
-        return (take or self.cut)() if isolation is Isolation.COMMITTED else None
+    def _earliest(self) -> Cut:
+        return earliest_cut(self.caller)
 
     def changes(
         self,
@@ -213,9 +209,7 @@ class RemoteTable(DerivedCalls):
         Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
         now. What was undone is left out, and so is what is not committed.
         """
-        table = self.definition
-        last = self.cut() if until is None else table.check_cut(Cut.of(until))
-        first = earliest_cut(self.caller) if since is None else table.check_cut(Cut.of(since))
+        first, last = self._span(since, until)
         wanted = chosen_buckets(self.bucket_ids(), buckets)
         self.refresh()  # Records have all columns that there are, not those we know of.
         schema = log_schema(self.definition)
