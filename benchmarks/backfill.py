@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs
-from benchmarks.sink import _CORES, _spark, _write_source
+from benchmarks.spark import CORES, local_spark, write_source
 from benchmarks.workload import Workload
 from foundation.failpoints import arm
 from recovery.writer.rows import Rows
@@ -33,13 +33,13 @@ def backfill(setting: Setting) -> Iterator[Figure]:
     keys = setting.backfill_rows // 2
     work = Workload(keys, batch_rows=setting.batch_rows, string=False)
     files = setting.backfill_rows // setting.batch_rows
-    source = _write_source(directory / "source", work, 0, files)
+    source = write_source(directory / "source", work, 0, files)
     seconds: dict[str, float] = {}
     grown: dict[str, float] = {}
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=CORES))
         client = stack.enter_context(cluster.connect())
-        spark = stack.enter_context(_spark(directory))
+        spark = stack.enter_context(local_spark(directory))
         for name, at_once in (("warm-up", _WARM_UP_FILES), ("one by one", 1), ("at once", files)):
             table = client.create_table(name.replace(" ", "-"), work.schema, buckets=_BUCKETS)
             sink = AggregateSink(cluster.address, table.name, columns=_COLUMNS)
@@ -57,7 +57,7 @@ def backfill(setting: Setting) -> Iterator[Figure]:
     yield Pairs([seconds["at once"] / rows], [seconds["one by one"] / rows]).speed(
         "backfill_vs_small_batches_ratio",
         what=f"events/s of one micro-batch of {rows:,} rows, {keys:,} keys, through the sink on "
-        f"{_CORES} servers, against the same rows in batches of {setting.batch_rows:,} (one run)",
+        f"{CORES} servers, against the same rows in batches of {setting.batch_rows:,} (one run)",
         unit="events",
         goal=">=0.7",
     )
@@ -78,11 +78,11 @@ def backfill_recovery(setting: Setting) -> Iterator[Figure]:
     directory = setting.directory / "recovery"
     work = Workload(setting.backfill_rows // 2, batch_rows=setting.batch_rows, string=False)
     files = setting.backfill_rows // setting.batch_rows
-    source = _write_source(directory / "source", work, 0, files)
+    source = write_source(directory / "source", work, 0, files)
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=CORES))
         client = stack.enter_context(cluster.connect())
-        spark = stack.enter_context(_spark(directory))
+        spark = stack.enter_context(local_spark(directory))
         warm = client.create_table("warm", work.schema, buckets=_BUCKETS)
         sink = AggregateSink(cluster.address, warm.name, columns=_COLUMNS)
         _run(spark, source, sink, directory / "warm", _WARM_UP_FILES)
@@ -116,7 +116,7 @@ def puts_beside_backfill(setting: Setting) -> Iterator[Figure]:
     work = Workload(setting.backfill_rows // 2, batch_rows=setting.batch_rows, string=False)
     files = max(setting.backfill_rows // setting.batch_rows // 4, 4)
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(setting.directory / "beside", servers=_CORES))
+        cluster = stack.enter_context(LocalCluster(setting.directory / "beside", servers=CORES))
         client = stack.enter_context(cluster.connect())
         table = client.create_table("bench", work.schema, buckets=_BUCKETS)
         small = stack.enter_context(table.writer(owner_id="small", columns=["events"]))

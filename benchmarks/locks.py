@@ -9,6 +9,7 @@ from kazoo.client import KazooClient
 
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import interleave, timed
+from foundation.ids import BucketId
 from locks.catalog.definitions import TableDefinition
 from locks.column_locks.record_codec import encode_record
 from locks.coordinator import Coordinator
@@ -42,8 +43,8 @@ def _commits(setting: Setting, address: str, label: str, buckets: int) -> Iterat
             ),
         )
         lock = coordinator.locks.acquire(table, "etl-1", ["orders"])
-        baseline = Offsets.of_partition(0, ends)
-        lock.ready(baseline, [server.name])
+        ids = [BucketId(0, number) for number in range(buckets)]
+        lock.ready(dict(zip(ids, ends.tolist(), strict=True)), [server.name])
         path = f"/bare-{label}"
         bare.create(path, encode_record(lock.record))
 
@@ -51,7 +52,8 @@ def _commits(setting: Setting, address: str, label: str, buckets: int) -> Iterat
             ours = theirs = 0.0
             for _ in range(_COMMITS):
                 ends[:] += random.integers(0, 1_000, buckets)
-                offsets, batch = baseline.at(ends), lock.batch + 1
+                offsets = Offsets(dict(zip(ids, ends.tolist(), strict=True)))
+                batch = lock.batch + 1
                 ours += timed(partial(lock.commit, batch, offsets, [server.name]))[0]
                 theirs += timed(partial(bare.set, path, encode_record(lock.record)))[0]
             return ours / _COMMITS, theirs / _COMMITS

@@ -7,6 +7,7 @@ from benchmarks.large import large_table
 from benchmarks.locks import lock_commits
 from benchmarks.lookup import lookup
 from benchmarks.put import put_1m_keys, put_1m_keys_fixed, put_4_buckets, put_10k_keys
+from benchmarks.readers import cuts, scan_beside_writer, spark_read, spark_stream
 from benchmarks.recovery import replay, undo
 from benchmarks.scans import scan_through_flight_vs_bare_iteration, scan_vs_bare_iteration
 from benchmarks.sink import sink_overhead, sink_vs_delta, sink_vs_stateful
@@ -36,6 +37,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         flight_lookups,
         scan_through_flight_vs_bare_iteration,
         failover,
+        cuts,
+        scan_beside_writer,
+        spark_read,
+        spark_stream,
         sink_vs_stateful,
         sink_overhead,
         sink_vs_delta,

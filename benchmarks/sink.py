@@ -3,11 +3,9 @@
 All read the same Parquet files as a stream, one file per batch, in one `local[2]` session.
 """
 
-import os
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.figure import Figure, Setting
 from benchmarks.measure import Pairs, timed
+from benchmarks.spark import CORES, local_spark, run_stream, write_source
 from benchmarks.workload import Workload
 from merge_engine.bucket.results import BucketResult
 from recovery.writer.access import Answers, Grant
@@ -27,12 +26,9 @@ from recovery.writer.table_writer import TableWriter
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 
-# One server and one bucket per core, as Spark has one task and one state store per core.
-_CORES = 2
 _COLUMNS = ("total", "highest", "events")
 _EMPTY_BATCHES = 12
 _DELTA_BATCHES = 3
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 def sink_vs_stateful(setting: Setting) -> Iterator[Figure]:
@@ -46,16 +42,16 @@ def sink_vs_stateful(setting: Setting) -> Iterator[Figure]:
         fill = max(keys // setting.batch_rows, 2)
         measured = setting.runs * 2
         work = Workload(keys, batch_rows=setting.batch_rows, string=False)
-        source = _write_source(directory / "source", work, fill, measured)
+        source = write_source(directory / "source", work, fill, measured)
         with ExitStack() as stack:
-            cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
+            cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=CORES))
             client = stack.enter_context(cluster.connect())
-            spark = stack.enter_context(_spark(directory))
+            spark = stack.enter_context(local_spark(directory))
             # The first round is for the JVM to compile what it runs, of all three.
             for round_ in ("warm-up", "measured"):
-                client.create_table(round_, work.schema, buckets=_CORES)
+                client.create_table(round_, work.schema, buckets=CORES)
                 sink = AggregateSink(cluster.address, round_, columns=_COLUMNS)
-                run = partial(_run, fill=fill, checkpoints=directory / round_)
+                run = partial(run_stream, checkpoints=directory / round_, after=fill)
                 ours = run(_stream(spark, source).writeStream.foreachBatch(sink), "ours")
                 theirs = run(_stateful(_stream(spark, source)), "theirs")
                 bare = run(_stream(spark, source).writeStream.foreachBatch(_collect), "bare")
@@ -85,10 +81,10 @@ def sink_overhead(setting: Setting) -> Iterator[Figure]:
     directory = setting.directory / "overhead"
     work = Workload(setting.keys, batch_rows=setting.batch_rows, string=False)
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=CORES))
         client = stack.enter_context(cluster.connect())
-        client.create_table("bench", work.schema, buckets=_CORES)
-        spark = stack.enter_context(_spark(directory))
+        client.create_table("bench", work.schema, buckets=CORES)
+        spark = stack.enter_context(local_spark(directory))
         frame = spark.createDataFrame([], "key BIGINT, total BIGINT, highest DOUBLE, events BIGINT")
         sink = AggregateSink(
             cluster.address, "bench", columns=_COLUMNS, owner_id="bench", route="driver"
@@ -118,9 +114,9 @@ def _undo(setting: Setting, directory: Path, work: Workload) -> Iterator[Figure]
     """A batch that fails after its puts is undone before the error is raised."""
     writes, undos = [], []
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "undo", servers=_CORES))
+        cluster = stack.enter_context(LocalCluster(directory / "undo", servers=CORES))
         client = stack.enter_context(cluster.connect())
-        table = client.create_table("bench", work.schema, buckets=_CORES)
+        table = client.create_table("bench", work.schema, buckets=CORES)
         writer = stack.enter_context(table.writer(owner_id="bench", columns=_COLUMNS))
         for number, batch in enumerate(work.fill()):
             writer.write(number, Rows(data=batch, columns=_COLUMNS))
@@ -170,15 +166,15 @@ def sink_vs_delta(setting: Setting) -> Iterator[Figure]:
     work = Workload(setting.large_keys, batch_rows=setting.batch_rows, string=False)
     path = str(directory / "table")
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=_CORES))
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", servers=CORES))
         client = stack.enter_context(cluster.connect())
-        table = client.create_table("bench", load.schema, buckets=_CORES)
+        table = client.create_table("bench", load.schema, buckets=CORES)
         with table.writer(owner_id="bench", columns=_COLUMNS) as writer:
             for number, batch in enumerate(load.fill()):
                 writer.write(number, Rows(data=batch, columns=_COLUMNS))
                 deltalake.write_deltalake(path, batch, mode="append")
         deltalake.DeltaTable(path).optimize.compact()
-        spark = stack.enter_context(_spark(directory))
+        spark = stack.enter_context(local_spark(directory))
         sink = AggregateSink(
             cluster.address, "bench", columns=_COLUMNS, owner_id="bench", route="driver"
         )
@@ -225,19 +221,6 @@ def _merge_into_delta(path: str, frame: Any) -> None:
     )
 
 
-def _write_source(directory: Path, work: Workload, fill: int, measured: int) -> Path:
-    """Write one file per batch: those that fill the table, and then those that are measured."""
-    directory.mkdir(parents=True)
-    batches = [*work.fill(), *(work.batch() for _ in range(fill))][:fill]
-    batches += [work.batch() for _ in range(measured)]
-    for number, batch in enumerate(batches):
-        pq.write_table(pa.Table.from_batches([batch]), directory / f"{number:05d}.parquet")
-        # The file source takes files in the order of their times.
-        moment = 1_700_000_000 + number
-        os.utime(directory / f"{number:05d}.parquet", (moment, moment))
-    return directory
-
-
 def _stream(spark: Any, source: Path) -> Any:
     return (
         spark.readStream.schema("key BIGINT, total BIGINT, highest DOUBLE, events BIGINT")
@@ -251,45 +234,3 @@ def _stateful(frame: Any) -> Any:
 
     grouped = frame.groupBy("key").agg(F.sum("total"), F.max("highest"), F.count("events"))
     return grouped.writeStream.outputMode("update").format("noop")
-
-
-def _run(writer: Any, name: str, *, fill: int, checkpoints: Path) -> list[float]:
-    """Run the query over all files; return the seconds of each batch behind those that fill."""
-    writer = writer.option("checkpointLocation", str(checkpoints / name))
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    if query.exception() is not None:
-        raise query.exception()
-    seconds = {
-        progress.batchId: progress.durationMs["triggerExecution"] / 1000
-        for progress in query.recentProgress
-        if progress.numInputRows
-    }
-    return [spent for batch, spent in sorted(seconds.items()) if batch >= fill]
-
-
-@contextmanager
-def _spark(directory: Path) -> Iterator[Any]:
-    """A quiet local session with two cores and Spark's RocksDB state store."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "4g",
-        "spark.local.dir": str(directory / "spark"),
-        "spark.log.level": "ERROR",
-        "spark.sql.shuffle.partitions": str(_CORES),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-        "spark.sql.streaming.numRecentProgressUpdates": "1000",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = SparkSession.builder.master(f"local[{_CORES}]").config(map=settings).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    try:
-        yield session
-    finally:
-        session.stop()

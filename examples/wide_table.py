@@ -140,8 +140,8 @@ class Demo:
         self.say(f"orders   was killed in batch {orders.committed + 1}")
 
     def look(self) -> None:
-        """Show what the dead job left behind, to both kinds of look-ups."""
-        self.title("What it left behind")
+        """Show what the dead job left, to both kinds of look-ups."""
+        self.title("What it left")
         columns = STREAMS["orders"].columns
         everybody = {"customer_id": list(range(1, CUSTOMERS + 1))}
         latest, committed = (

@@ -6,5 +6,5 @@ column_locks/  column locks: who may write which columns, and what is owed for t
 encoding/      how values become the bytes of a node
 snapshots/     which snapshots there are, and the leases that keep them
 store/         the store underneath: ZooKeeper, or memory; conditional transactions on nodes
-coordinator    the coordinator
+coordinator    one session with the store, and a room for each thing that is kept there
 """

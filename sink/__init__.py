@@ -3,7 +3,7 @@
 source/             tables as Spark reads them: in batches at a cut, and as streams of changes
 aggregate_sink      a `foreachBatch` function that writes each micro-batch exactly once
 columns             the columns of a running sink, in a table that others may alter meanwhile
-executors           the executors' route
+executors           the executors' route: tasks fold their rows, and put those of their buckets
 frames              columns of a Spark frame, under the table's names
 listener            being told when a streaming query has ended
 micro_batch         a micro-batch, and what is known of it while it is written

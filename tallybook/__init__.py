@@ -1,6 +1,11 @@
-"""Tallybook: aggregate tables that merge on write. `import tallybook as tb`.
+"""Aggregate tables that merge on write. `import tallybook as tb`: what users type is here.
 
-What users type is here, and every error in `tb.errors`.
+cli            the command line: its commands and their options
+connecting     how a command reaches a cluster: what its options and the environment say
+errors         every error that is raised on purpose, as `tb.errors`
+locks_command  what an operator does about column locks: list, release, forget
+spark          registers the data source `tallybook` with a Spark session
+text_tables    rows of text as columns of a table, for people
 """
 
 from foundation.errors import TallybookError

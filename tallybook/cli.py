@@ -20,8 +20,8 @@ from server.__main__ import parser as server_parser
 from server.launch.logs import configure
 from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE, find_address
 from tallybook import locks_command
-from tallybook.aligned import aligned
-from tallybook.reaching import Reach
+from tallybook.connecting import Reach
+from tallybook.text_tables import aligned
 
 _SERVE = """\
 Run a tablet server here until SIGTERM or SIGINT; or, with --on-spark, several of them as a

@@ -12,7 +12,6 @@ from foundation.errors import (
     Fenced,
     InvalidInput,
     LockHeld,
-    OldEpoch,
     ServerUnavailable,
     UnknownTable,
 )
@@ -24,7 +23,7 @@ from locks.coordinator import Coordinator
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Cluster
 from server.client.writer_access import RemoteAccess
-from tallybook.aligned import aligned
+from tallybook.text_tables import aligned
 
 # An operator's process that is killed must not keep the columns for long; one that lives renews.
 RELEASE_TTL_MS = 30_000
@@ -178,7 +177,7 @@ def _recover(cluster: Cluster, table: CatalogTable, lock: LockInfo, deadline_s: 
     try:
         writer.start()
         return writer.progress.undone_keys
-    except (Fenced, OldEpoch) as exc:
+    except Fenced as exc:
         raise LockHeld(
             f"`{lock.owner}` came back, or somebody else released its lock on table {table.name}, "
             f"at the same time ({exc}); list the locks, and decide again"

@@ -1,6 +1,6 @@
 """Live servers, and which of them leads which bucket.
 
-heartbeat  until when a session is certainly alive, and what time ZooKeeper has, by ZooKeeper's ...
+heartbeat  until when a session is certainly alive, and what time ZooKeeper has
 leaders    which server leads which bucket: who should, and who does
 placement  which server should lead which bucket
 servers    the live tablet servers, in ZooKeeper

@@ -24,13 +24,10 @@ class Offsets(Mapping[BucketId, int]):
 
     _ids: Signed
     _values: Signed
-    # The ids as bytes, once they were needed: from commit to commit (`at`) only the offsets change.
-    _encoded_ids: bytes | None = None
 
     def __init__(self, offsets: Mapping[BucketId, int] | None = None) -> None:
         if isinstance(offsets, Offsets):
             self._ids, self._values = offsets._ids, offsets._values
-            self._encoded_ids = offsets._encoded_ids
             return
         offsets = offsets or {}
         try:
@@ -46,14 +43,6 @@ class Offsets(Mapping[BucketId, int]):
         ids = partitions << _NUMBER_BITS | numbers
         order = np.argsort(ids, kind="stable")
         self._fill(ids[order], values[order])
-
-    @classmethod
-    def of_partition(cls, partition: int, values: Signed) -> "Offsets":
-        """Return the offsets of buckets 0, 1, ... of one partition."""
-        if not 0 <= partition < 1 << _PARTITION_BITS or len(values) > 1 << _NUMBER_BITS:
-            raise InvalidInput(f"no partition {partition} of {len(values):,} buckets")
-        ids = (np.int64(partition) << _NUMBER_BITS) + np.arange(len(values))
-        return cls._of(ids, np.array(values, np.int64))
 
     @classmethod
     def _of(cls, ids: Signed, values: Signed) -> "Offsets":
@@ -109,21 +98,11 @@ class Offsets(Mapping[BucketId, int]):
         return [self._encode_ids(), *array_parts(self._values)]
 
     def _encode_ids(self) -> bytes:
-        if self._encoded_ids is None:
-            begins = np.flatnonzero(np.diff(self._ids, prepend=-2) != 1)
-            lengths = np.diff(begins, append=len(self._ids))
-            gaps = self._ids[begins]
-            gaps[1:] -= gaps[:-1] + lengths[:-1]
-            self._encoded_ids = encode_array(gaps) + encode_array(lengths)
-        return self._encoded_ids
-
-    def at(self, values: Signed) -> "Offsets":
-        """Return other offsets of the same buckets, in the same order."""
-        if len(values) != len(self._ids):
-            raise InvalidInput(f"{len(values)} offsets for {len(self._ids)} buckets")
-        moved = Offsets._of(self._ids, np.array(values, np.int64))
-        moved._encoded_ids = self._encode_ids()
-        return moved
+        begins = np.flatnonzero(np.diff(self._ids, prepend=-2) != 1)
+        lengths = np.diff(begins, append=len(self._ids))
+        gaps = self._ids[begins]
+        gaps[1:] -= gaps[:-1] + lengths[:-1]
+        return encode_array(gaps) + encode_array(lengths)
 
     @classmethod
     def decode(cls, data: bytes, start: int) -> tuple["Offsets", int]:

@@ -1,4 +1,4 @@
-"""Runs a command for as long as whoever started it lives: `guardian.py LOG COMMAND...`.
+"""Runs a command for as long as whoever started it lives: `child_guardian.py LOG COMMAND`.
 
 The starter holds the other end of our standard input. Whatever it writes there asks the command to
 end; when it closes it or ends itself, for whatever reason, SIGKILL included, the command is killed.

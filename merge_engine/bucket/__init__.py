@@ -1,25 +1,26 @@
 """A bucket: its log, its view, and the calls that keep the two together.
 
 bucket             a bucket: a log, its view, and the calls that keep the two together
-changelog          the changelog as readers see it
+changelog          the changelog as readers see it: finished values, a record per changed key
 fair_lock          a lock that is given to those who wait for it in the order in which they came
-log                the log of a bucket
-log_and_view       a bucket's log and its view, kept together
+log                the log of a bucket: immutable segments, and the leader that appends
+log_and_view       what is merged is logged, and what is logged is applied to the view
 log_start          the mark of where a cleaned log starts, and what it says of what is gone
 masked_rows        the table at an earlier offset, from rows that are pinned at a later one
-masks              a mask: old states by key, which take the place of those stored, for a reader ...
+masks              old states by key, in place of those stored, for a reader that looks back
+object_frame       the frame of small objects beside the segments: version and checksum
 options            how a bucket uses memory and disk
 overlay            rows that are tried and not written
 owner_work         what is known of an owner's changes in a bucket without its log
-pinned_rows        pinned rows: all rows of a view as they were at one moment, for as long as a ...
+pinned_rows        all rows of a view as they were at one moment, for a reader that takes its time
 put_to_all         one put to several buckets: all of them try the merge before the first one writes
 results            what puts and undos did: in one bucket, and in a table
 rocksdb_errors     what rocksdict raises, as our errors
 segment            a segment: one atomic commit of a bucket, as bytes
-snapshot_manifest  a snapshot's manifest
+snapshot_manifest  what a snapshot is of, and the objects that its files are in
 snapshot_storage   snapshots of a bucket in its object storage: upload, restore, sweep
 tokens             who writes: owners and their tokens, judged before anything is written under them
-undo               undo: of a debtor's changes in a range of the log, the first before-image per ...
+undo               of a debtor's changes in a range of the log, the first before-images
 undo_steps         undo of a bucket's changes, in steps between which others write
 view               the materialised view of a bucket
 view_meta          what a view keeps besides its rows

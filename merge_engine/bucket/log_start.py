@@ -1,33 +1,28 @@
 """The mark of where a cleaned log starts, and what it says of what is gone.
 
-Layout of a mark object, named `<offset in 20 digits>.start`:
+Layout of a mark object, named `<offset in 20 digits>.start`, in the frame of `object_frame`:
 
     magic             b"TALLYSTA"
-    format version    u16, little-endian
     body              JSON: by owner, [end offset, epoch, batch] of `Cleaned`, the last two null
                       if there was no token
-    checksum          u64, little-endian: xxh3_64 of everything before it
 
 Of an empty one, as earlier releases made them, it is not known what was cleaned. Two leaders that
 mark the same offset make the same mark: it speaks of segments that both have read.
 """
 
 import json
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
-
-import xxhash
 
 from foundation.errors import CorruptSegment, UnknownFormat
 from foundation.formats import Formats
 from foundation.ids import Token
+from merge_engine.bucket.object_frame import ObjectFrame
 from merge_engine.bucket.segment import SegmentHeader
 
 MAGIC = b"TALLYSTA"
 START_SUFFIX = ".start"
-_HEAD = struct.Struct("<8sH")
-_CHECKSUM = struct.Struct("<Q")
+_FRAME = ObjectFrame(magic=MAGIC, error=CorruptSegment, way_out="restore it from a copy of the log")
 
 
 class Cleaned(NamedTuple):
@@ -69,23 +64,17 @@ def encode_start(cleaned: CleanedOwners | None) -> bytes:
         for owner, one in sorted(cleaned.items())
     }
     body = json.dumps(owners, separators=(",", ":")).encode()
-    framed = _HEAD.pack(MAGIC, FORMATS.current) + body
-    return framed + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(framed))
+    return _FRAME.wrap(FORMATS.current, body)
 
 
 def decode_start(name: str, data: bytes) -> dict[str, Cleaned] | None:
     """Read a mark back; CorruptSegment or UnknownFormat if it is not what was written."""
     if not data:
         return None
-    if len(data) < _HEAD.size + _CHECKSUM.size:
-        raise CorruptSegment(f"{name}: only {len(data)} bytes; restore it from a copy of the log")
-    magic, version = _HEAD.unpack_from(data)
-    framed, (checksum,) = data[: -_CHECKSUM.size], _CHECKSUM.unpack(data[-_CHECKSUM.size :])
-    if magic != MAGIC or xxhash.xxh3_64_intdigest(framed) != checksum:
-        raise CorruptSegment(f"{name}: checksum mismatch; restore it from a copy of the log")
+    version, body = _FRAME.unwrap(name, data)
     read = FORMATS.reader(version, name)
     try:
-        return read(framed[_HEAD.size :])
+        return read(body)
     except (ValueError, TypeError, AttributeError) as exc:
         raise CorruptSegment(f"{name}: the checksum holds, but {exc!r}") from exc
 

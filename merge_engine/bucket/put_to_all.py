@@ -1,7 +1,8 @@
 """One put to several buckets: all of them try the merge before the first one writes.
 
 with held(buckets):
-    results = put_held(buckets, updates, mapper, owner=owner, token=token)
+    plans = plan_held(buckets, updates, mapper, owner=owner, token=token)
+    results = commit_held(buckets, plans, mapper)
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,24 +28,7 @@ def held(buckets: Sequence[Bucket]) -> Iterator[None]:
         yield
 
 
-def put_held(
-    buckets: Sequence[Bucket],
-    updates: Sequence[Update],
-    mapper: Mapper,
-    *,
-    owner: str,
-    token: Token | None,
-    locked: bool = False,
-) -> list[BucketResult]:
-    """Put one update to each bucket; an error of any of them before the writing changes nothing.
-
-    `locked`: for the holder of a column lock.
-    """
-    plans = try_held(buckets, updates, mapper, owner=owner, token=token, locked=locked)
-    return mapper(lambda at: buckets[at].commit(plans[at]), range(len(buckets)))
-
-
-def try_held(
+def plan_held(
     buckets: Sequence[Bucket],
     updates: Sequence[Update],
     mapper: Mapper,
@@ -53,9 +37,19 @@ def try_held(
     token: Token | None,
     locked: bool = False,
 ) -> list[Plan | BucketResult]:
-    """Write nothing, but raise what a put would raise now."""
+    """Try one update in each bucket: write nothing, but raise what a put would raise now.
+
+    `locked`: for the holder of a column lock.
+    """
 
     def plan(at: int) -> Plan | BucketResult:
         return buckets[at].plan(updates[at], owner=owner, token=token, locked=locked)
 
     return mapper(plan, range(len(buckets)))
+
+
+def commit_held(
+    buckets: Sequence[Bucket], plans: Sequence[Plan | BucketResult], mapper: Mapper
+) -> list[BucketResult]:
+    """Write what was planned in each bucket, while they are still held."""
+    return mapper(lambda at: buckets[at].commit(plans[at]), range(len(buckets)))

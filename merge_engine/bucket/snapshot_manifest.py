@@ -1,11 +1,9 @@
 """A snapshot's manifest: what the snapshot is of, and the objects that its files are in.
 
-Layout of a manifest object, named `<snapshot id>-<term>.manifest`:
+Layout of a manifest object, named `<snapshot id>-<term>.manifest`, in the frame of `object_frame`:
 
     magic             b"TALLYSNP"
-    format version    u16, little-endian
     body              JSON: the fields of `Manifest`; a file is [name, object name, size]
-    checksum          u64, little-endian: xxh3_64 of everything before it
 
 Format 2 is that of format 1: the files are those of a view of format 2.
 
@@ -15,20 +13,17 @@ made it, so that no two leaders ever create the same name.
 
 import json
 import re
-import struct
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
-import xxhash
-
 from foundation.errors import CorruptSnapshot, InvalidInput, UnknownFormat
 from foundation.formats import Formats
+from merge_engine.bucket.object_frame import ObjectFrame
 
 MAGIC = b"TALLYSNP"
-_HEAD = struct.Struct("<8sH")
-_CHECKSUM = struct.Struct("<Q")
+_FRAME = ObjectFrame(magic=MAGIC, error=CorruptSnapshot, way_out="take another snapshot")
 _MANIFEST_NAME = re.compile(r"(\d+)-(\d+)\.manifest")
 _DATA_NAME = re.compile(r"([0-9a-f]{64})-(\d+)")
 
@@ -79,11 +74,6 @@ class Manifest:
         """The name of the manifest's own object."""
         return manifest_name(self.snapshot_id, self.term)
 
-    @property
-    def size(self) -> int:
-        """How many bytes the files have together."""
-        return sum(file.size for file in self.files)
-
 
 def manifest_name(snapshot_id: int, term: int) -> str:
     """Return the object name of a manifest."""
@@ -114,21 +104,15 @@ def term_of(name: str) -> int | None:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest's bytes."""
     body = json.dumps(asdict(manifest), separators=(",", ":")).encode()
-    framed = _HEAD.pack(MAGIC, FORMATS.current) + body
-    return framed + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(framed))
+    return _FRAME.wrap(FORMATS.current, body)
 
 
 def decode_manifest(name: str, data: bytes) -> Manifest:
     """Read a manifest back; CorruptSnapshot or UnknownFormat if it is not what was written."""
-    if len(data) < _HEAD.size + _CHECKSUM.size:
-        raise CorruptSnapshot(f"manifest {name}: only {len(data)} bytes; take another snapshot")
-    magic, version = _HEAD.unpack_from(data)
-    framed, (checksum,) = data[: -_CHECKSUM.size], _CHECKSUM.unpack(data[-_CHECKSUM.size :])
-    if magic != MAGIC or xxhash.xxh3_64_intdigest(framed) != checksum:
-        raise CorruptSnapshot(f"manifest {name}: checksum mismatch; take another snapshot")
+    version, body = _FRAME.unwrap(f"manifest {name}", data)
     read = FORMATS.reader(version, f"manifest {name}")
     try:
-        manifest = read(framed[_HEAD.size :])
+        manifest = read(body)
     except (ValueError, KeyError, TypeError, InvalidInput) as exc:
         raise CorruptSnapshot(f"manifest {name}: the checksum holds, but {exc}") from exc
     if manifest.object_name != name:

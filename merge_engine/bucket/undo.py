@@ -68,16 +68,6 @@ class Images:
             [array.take(index) for array in self.states],
         )
 
-    def slice(self, start: int, stop: int) -> "Images":
-        """Return the rows [start, stop), without a copy."""
-        length = stop - start
-        return Images(
-            [array.slice(start, length) for array in self.keys],
-            self.has[start:stop],
-            self.touched[start:stop],
-            [array.slice(start, length) for array in self.states],
-        )
-
 
 def undo_updates(
     backwards: Iterable[Segment],

@@ -5,9 +5,9 @@ RocksDB behind, many at a time, in one write batch with the applied offset and t
 tokens. One column family, so that after a crash RocksDB holds a prefix of these write batches; the
 log has the rest.
 
-Keys in RocksDB: `r` and the encoded key for a row, whose value is as `rows.py` lays it out; `m` and
+Keys in RocksDB: `r` and the encoded key for a row, whose value `row_codec` lays out; `m` and
 a name for all else, see `view_meta`. The format that is said there is the version of all of this,
-also of the keys (`keys`) and of the rows (`rows`), which have none of their own. Snapshots are
+also of the keys (`keys`) and of the rows, which have none of their own. Snapshots are
 files of a view: with a new version of it, that of their manifests rises as well, so that an older
 release passes them over.
 """
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 ROW_PREFIX = b"r"
 LIBRARY = "RocksDB"
-_DELETED = b""
 # Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
 _HARD_LIMIT = 4
 # A checkpoint gets ready so many times, or so long, until RocksDB has this little in memory.

@@ -16,7 +16,7 @@ from foundation.errors import InvalidInput
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.options import BucketOptions
-from merge_engine.bucket.put_to_all import held, put_held
+from merge_engine.bucket.put_to_all import commit_held, held, plan_held
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.undo import UndoRange
@@ -160,13 +160,14 @@ class EmbeddedTable(DerivedCalls):
         buckets = self._buckets.map(self._buckets.get, ids)
         with held(buckets):
             self._check_free(written, owner)
-            results = put_held(
+            plans = plan_held(
                 buckets,
                 [targets[bucket_id] for bucket_id in ids],
                 self._buckets.map_exclusive,
                 owner=owner,
                 token=token,
             )
+            results = commit_held(buckets, plans, self._buckets.map_exclusive)
         return PutResult(rows=len(rows), buckets=dict(zip(ids, results, strict=True)))
 
     @abstractmethod

@@ -3,7 +3,7 @@
     version        u16, little-endian: the schema version that the row was written with
     touched bits   ceil(k / 8) bytes: bit j of byte j // 8, counted from the lowest, is set iff a
                      write has reached value column j
-    states         the k column states as one struct, see `merge_engine.codec`: null bits, fixed
+    states         the k column states as one struct, see `codec`: null bits, fixed
                      part and variable lengths, variable data
 
 The state of an untouched column is null. Two rows of one version are equal iff their bytes are.
@@ -22,13 +22,14 @@ from merge_engine.encoding.codec import StructLayout
 from merge_engine.encoding.ragged import Bytes, Flags
 
 _VERSION_WIDTH = 2
+LAST_VERSION = (1 << 8 * _VERSION_WIDTH) - 1
 
 
 class RowCodec:
     """Encodes and decodes rows of one schema version, whole batches at a time."""
 
     def __init__(self, version: int, types: Sequence[pa.DataType]) -> None:
-        if not 0 <= version < 2**16:
+        if not 0 <= version <= LAST_VERSION:
             raise ValueError(f"schema version {version} does not fit 16 bits")
         self.version = version
         self._version_bytes = version.to_bytes(_VERSION_WIDTH, "little")

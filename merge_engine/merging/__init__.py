@@ -4,7 +4,7 @@ batch              a batch on its way into a bucket: checked, and brought into t
 fold               folding: a batch of rows becomes one update per key, before any bucket is asked
 grouping           rows of a batch, brought together by key
 hashing            Spark's `xxhash64`, so that every process finds the bucket that Spark finds
-local_aggregation  local aggregation
+local_aggregation  a batch folded where it is, before it goes over the network as states
 merge              the merge: what is stored, and what a batch brings, to what is stored from now on
 routing            which rows go to which bucket of which partition
 """

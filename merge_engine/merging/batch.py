@@ -1,8 +1,8 @@
 """A batch on its way into a bucket: checked, and brought into the table's types.
 
 Everything a caller can get wrong about a batch by itself is found here, before any bucket is asked.
-That includes values that are not what their types say (`merge_engine.soundness`), in whatever
-column of the batch they stand.
+That includes values that are not what their types say (`merge_engine.encoding.soundness`), in
+whatever column of the batch they stand.
 """
 
 from collections.abc import Sequence

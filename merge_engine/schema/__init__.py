@@ -1,7 +1,7 @@
 """What a table's columns are: names, types, functions, ids, and how they are declared.
 
 builder            the way to declare a table
-connector_options  functions and parameters of columns from flat options, as Flink and Spark SQL ...
+connector_options  functions of columns from flat options, as Flink and Spark SQL have them
 ddl                Spark's DDL, as far as a table needs it
 invariants         what holds for every schema, whether it was built, evolved or read
 schema             what a table is: its columns, which of them are the key, and how the others merge

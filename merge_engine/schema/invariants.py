@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from foundation.errors import SchemaError
+from merge_engine.encoding.row_codec import LAST_VERSION
 from merge_engine.encoding.soundness import is_text
 from merge_engine.schema.types import parse_type, type_name
 
@@ -81,6 +82,11 @@ def _check_ids(schema: Schema) -> None:
         )
     if schema.version < 1:
         raise SchemaError(f"the schema's version is {schema.version}; versions start at 1")
+    if schema.version > LAST_VERSION:
+        raise SchemaError(
+            f"the schema's version is {schema.version}, and stored rows can name {LAST_VERSION:,}"
+            " at most: copy the table to a new one to alter it further"
+        )
 
 
 def _check_key(schema: Schema) -> None:

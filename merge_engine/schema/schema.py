@@ -49,7 +49,7 @@ class Column:
 class Schema:
     """The columns of a table at one version. Made by SchemaBuilder, by evolution or from JSON.
 
-    Every instance keeps the invariants of `schema_invariants`, so nobody else has to check them.
+    Every instance keeps the invariants of `invariants.py`, so nobody else has to check them.
     """
 
     columns: tuple[Column, ...]

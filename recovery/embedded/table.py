@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import InvalidInput
 from foundation.ids import BucketId
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.changelog import changelog_schema
@@ -36,6 +35,7 @@ from recovery.reader.changes import BucketChanges, open_changes, open_changes_be
 from recovery.reader.committed_lookup import Asked, committed_lookup
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
+from recovery.reader.standing import Standing
 from recovery.reader.table_changes import TableChanges
 from recovery.reader.table_scan import TableScan, chosen_buckets
 from recovery.writer.parts import PartSizes
@@ -45,7 +45,7 @@ from recovery.writer.table_writer import TableWriter
 _SIZES = PartSizes(rows=25_000, bytes=8 * MEBIBYTE)
 
 
-class Table(EmbeddedTable):
+class Table(EmbeddedTable, Standing):
     """A table in one process, safe for use from several threads.
 
     A put is atomic per bucket, and all its buckets try the merge before the first one writes: bad
@@ -110,19 +110,8 @@ class Table(EmbeddedTable):
         cut = self._stand(isolation, at, self._locks.cut)
         return self._look_up(keys, columns, self._latest if cut is None else self._at(cut))
 
-    def _stand(
-        self, isolation: str, at: Cut | str | None, take: Callable[[], Cut] | None = None
-    ) -> Cut | None:
-        """Return where a read stands; None: each bucket as it is."""
-        committed = Isolation.of(isolation) is Isolation.COMMITTED
-        if at is not None:
-            return self._check_cut(Cut.of(at))
-        return (take or self.cut)() if committed else None
-
     def _check_cut(self, cut: Cut) -> Cut:
-        if cut.table != self.table_id:
-            raise InvalidInput(f"this cut is of another table than {self.name}; take one of this")
-        return cut
+        return cut.checked(self.table_id, self.name)
 
     def _latest(self, asked: Sequence[KeysThere], columns: Sequence[Column]) -> list[Any]:
         def look(one: KeysThere) -> pa.RecordBatch:
@@ -186,8 +175,7 @@ class Table(EmbeddedTable):
         Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
         now. What was undone is left out, and so is what is not committed.
         """
-        last = self.cut() if until is None else self._check_cut(Cut.of(until))
-        first = self._earliest() if since is None else self._check_cut(Cut.of(since))
+        first, last = self._span(since, until)
 
         def read(bucket: BucketId) -> Iterator[pa.RecordBatch]:
             found = open_changes_between(self.bucket(bucket), first.at(bucket), last.at(bucket))
@@ -197,7 +185,6 @@ class Table(EmbeddedTable):
         return TableChanges(wanted, changelog_schema(self.schema), read, (first, last))
 
     def _earliest(self) -> Cut:
-        """Return a cut that has nothing of what the logs have."""
         starts = {bucket: self.bucket(bucket).start_offset for bucket in self.bucket_ids()}
         return Cut(table=self.table_id, epoch=None, time_ms=0, ends=Offsets(starts))
 

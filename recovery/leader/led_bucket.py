@@ -19,7 +19,7 @@ from foundation.parallel import Mapper
 from locks.column_locks.records import LockRecord
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.overlay import Overlay
-from merge_engine.bucket.put_to_all import held, put_held, try_held
+from merge_engine.bucket.put_to_all import commit_held, held, plan_held
 from merge_engine.bucket.results import BucketResult, UndoResult
 from merge_engine.bucket.undo import UndoRange, to_the_end
 from merge_engine.merging.fold import Update
@@ -341,10 +341,10 @@ def put_led(
             for part in parts:
                 columns = [column.id for column in part.update.columns]
                 part.bucket.check_put(writer, part.term, columns, owner, token)
+            locked = writer is not None
+            plans = plan_held(buckets, updates, mapper, owner=owner, token=token, locked=locked)
             if not try_only:
-                locked = writer is not None
-                return put_held(buckets, updates, mapper, owner=owner, token=token, locked=locked)
-            try_held(buckets, updates, mapper, owner=owner, token=token)
+                return commit_held(buckets, plans, mapper)
             ends = [bucket.end_offset for bucket in buckets]
     except InvalidValue:
         # A batch that was promised fits. Where it does not, the leader may be out of date.

@@ -157,6 +157,15 @@ class Cut:
                 bounds[owner] = Bound(None, one.through, end)
         return BucketCut(bounds=bounds, others=Bound(None, known, end))
 
+    def checked(self, table: str, name: str) -> "Cut":
+        """Return it if it is of the table with this id; InvalidInput, with the name, if not."""
+        if self.table != table:
+            raise InvalidInput(
+                f"this cut is of another table than {name}: of one that had this name before, "
+                "perhaps; take a cut of this one"
+            )
+        return self
+
     def only(self, buckets: Collection[BucketId]) -> "Cut":
         """Return it as far as it is about these buckets: shorter, for whoever has only those."""
         owners = {

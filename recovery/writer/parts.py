@@ -100,10 +100,6 @@ class PartCutter:
         for key in list(self._waiting):
             yield from self._give(key, 1)
 
-    def counts(self) -> dict[BucketId, int]:
-        """Return how many parts there were of each bucket."""
-        return {key: waiting.parts for key, waiting in self._waiting.items()}
-
     def _enough(self, waiting: _Waiting) -> int:
         """Return how many rows are worth a part: fewer, if they are large."""
         size = max(waiting.bytes // max(waiting.rows, 1), 1)

@@ -189,7 +189,7 @@ class BucketRows:
         try:
             self._calls.directory.refresh([self._key])
             leader = self._calls.directory.address_of(self._key, self._caller.table.buckets)
-        except (ServerUnavailable, TallybookError):  # No server needs ZooKeeper to go on.
+        except TallybookError:  # No server needs ZooKeeper to go on.
             return
         if leader != self._address:
             self._lose(

@@ -6,7 +6,7 @@ orders.lookup({"customer_id": [7]})
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from typing import Any
 from foundation.errors import ServerUnavailable
 from locks.coordinator import Coordinator
 from locks.encoding.framing import read_text
+from locks.store.base import Node
 from locks.store.paths import STORAGE
 from locks.store.zookeeper import ZooKeeperStore
 from merge_engine.schema.schema import Schema
 from merge_engine.storage.objects import ObjectStorage, open_storage
 from recovery.writer.table_writer import TableWriter
+from server.client.asking import Result, ask
 from server.client.connections import Broken, Connections, ServerCredentials
 from server.client.leader_calls import LeaderCalls
 from server.client.remote_table import RemoteTable
@@ -110,9 +112,7 @@ class Cluster:
 
     def storage(self) -> ObjectStorage:
         """Return the object store that has the cluster's logs and snapshots."""
-        store = self.coordinator.store
-        store.sync()
-        node = store.read(STORAGE)
+        node = self._ask(_read_storage)
         if node is None:
             raise ServerUnavailable("no tablet server has ever joined this cluster; start one")
         location = read_text(STORAGE, node.data)
@@ -145,11 +145,12 @@ class Cluster:
 
     def table(self, name: str) -> RemoteTable:
         """Return the table of this name."""
-        return self._remote(ClusterTable(self.coordinator.tables.get(name)))
+        return self._remote(ClusterTable(self._ask(lambda there: there.tables.get(name))))
 
     def table_by_id(self, table_id: int) -> RemoteTable:
         """Return the table of this id, whatever it is called by now."""
-        return self._remote(ClusterTable(self.coordinator.tables.get_by_id(table_id)))
+        table = self._ask(lambda there: there.tables.get_by_id(table_id))
+        return self._remote(ClusterTable(table))
 
     def again(self) -> "Cluster":
         """Return another connection to the same cluster, for when this one's session is lost."""
@@ -172,7 +173,7 @@ class Cluster:
 
     def list_tables(self) -> list[str]:
         """Return the names of all tables."""
-        return self.coordinator.tables.names()
+        return self._ask(lambda there: there.tables.names())
 
     def drop_table(self, name: str, *, force: bool = False) -> None:
         """Drop a table with its data; refused while a column lock is live, unless forced."""
@@ -180,7 +181,8 @@ class Cluster:
 
     def status(self) -> list[dict[str, Any]]:
         """Return what each live server says of itself; an `error` for one that does not answer."""
-        return [self._status_of(server.address) for server in self.coordinator.servers.all()]
+        servers = self._ask(lambda there: there.servers.all())
+        return [self._status_of(server.address) for server in servers]
 
     def close(self) -> None:
         """End the connections and the session. Closing twice is fine."""
@@ -198,6 +200,9 @@ class Cluster:
     def _remote(self, table: ClusterTable) -> RemoteTable:
         return RemoteTable(self, table)
 
+    def _ask(self, question: Callable[[Coordinator], Result]) -> Result:
+        return ask(lambda: self.coordinator, question)
+
     def _status_of(self, address: str) -> dict[str, Any]:
         timeout_s = self._settings["attempt_s"]
         try:
@@ -205,6 +210,11 @@ class Cluster:
         except Broken as exc:
             return {"address": address, "error": str(exc)}
         return dict(answer.status)
+
+
+def _read_storage(coordinator: Coordinator) -> Node | None:
+    coordinator.store.sync()
+    return coordinator.store.read(STORAGE)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from foundation.errors import ServerUnavailable, SessionLost
+from foundation.errors import ServerUnavailable
 from foundation.ids import LeadKey
 from locks.cluster.placement import place
 from locks.coordinator import Coordinator
+from server.client.asking import ask
 
 
 class LeaderDirectory:
@@ -48,10 +49,7 @@ class LeaderDirectory:
     def refresh(self, refused: Iterable[LeadKey] = ()) -> tuple[str, ...]:
         """Look again who is there, and who leads the buckets that were refused."""
         keys = list(refused)
-        try:
-            servers, found = self._look(keys)
-        except SessionLost:  # While it looked: the coordinator is of another session now.
-            servers, found = self._look(keys)
+        servers, found = ask(self._coordinator, lambda coordinator: _look(coordinator, keys))
         addresses = tuple(sorted(set(servers.values())))
         with self._lock:
             self._addresses = addresses
@@ -63,9 +61,11 @@ class LeaderDirectory:
             self._doubted.difference_update(keys)
         return addresses
 
-    def _look(self, keys: Iterable[LeadKey]) -> tuple[dict[str, str], dict[LeadKey, str]]:
-        """Return the addresses of all servers, by session, and of the leaders of these buckets."""
-        coordinator = self._coordinator()
-        servers = {server.name: server.address for server in coordinator.servers.all()}
-        leaders = {key: coordinator.leaders.leader_of(key) for key in keys}
-        return servers, {key: servers[name] for key, name in leaders.items() if name in servers}
+
+def _look(
+    coordinator: Coordinator, keys: Iterable[LeadKey]
+) -> tuple[dict[str, str], dict[LeadKey, str]]:
+    """Return the addresses of all servers, by session, and of the leaders of these buckets."""
+    servers = {server.name: server.address for server in coordinator.servers.all()}
+    leaders = {key: coordinator.leaders.leader_of(key) for key in keys}
+    return servers, {key: servers[name] for key, name in leaders.items() if name in servers}

@@ -10,6 +10,7 @@ import pyarrow as pa
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, TableAltered
 from foundation.ids import BucketId, Token
+from locks.coordinator import Coordinator
 from locks.encoding.offsets import Offsets
 from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.bucket.results import BucketResult, PutResult
@@ -20,10 +21,12 @@ from merge_engine.merging.routing import partition_key, partition_rows
 from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
+from recovery.reader.standing import Standing
 from recovery.reader.table_changes import TableChanges
 from recovery.reader.table_scan import ScanSource, TableScan, chosen_buckets
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
+from server.client.asking import Result, ask
 from server.client.changelog import Changelog, bucket_changes, earliest_cut, log_ends
 from server.client.lookups import look_up
 from server.client.puts import put_unlocked
@@ -43,7 +46,7 @@ from server.protocol.puts import PutProgress
 from server.protocol.reads import ReadChangelog
 
 
-class RemoteTable(DerivedCalls):
+class RemoteTable(DerivedCalls, Standing):
     """A table on servers. Safe for threads; made by `Cluster.table` and `Cluster.create_table`.
 
     A put is one atomic commit per bucket, and all buckets of one server try the merge before the
@@ -113,7 +116,8 @@ class RemoteTable(DerivedCalls):
     def writer(self, *, owner_id: str, columns: Sequence[str], **settings: Any) -> TableWriter:
         """Return a writer that holds a lock on these columns and writes each batch exactly once.
 
-        Start it by `with`; `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s.
+        Start it by `with`; `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s,
+        redo.
         """
         return self._cluster.writer(self, owner_id=owner_id, columns=columns, **settings)
 
@@ -165,7 +169,7 @@ class RemoteTable(DerivedCalls):
             return self.caller.cut()
         with within(self.caller.calls.deadline_s):
             ends = Offsets(self.end_offsets())
-            now_ms = self._cluster.coordinator.store.now_ms()
+            now_ms = self._ask(lambda there: there.store.now_ms())
         return replace(self.caller.cut(), ends=ends, time_ms=now_ms)
 
     def lookup(
@@ -187,16 +191,11 @@ class RemoteTable(DerivedCalls):
             cut = self._stand(shown, at, self.caller.cut)
             return look_up(self.caller, keys, columns, cut)
 
-    def _stand(
-        self, isolation: Isolation, at: Cut | str | None, take: Callable[[], Cut] | None = None
-    ) -> Cut | None:
-        """Return where a read stands: at the cut that it is given, or at one that is taken now.
+    def _check_cut(self, cut: Cut) -> Cut:
+        return self.definition.check_cut(cut)
 
-        None: each bucket as it is.
-        """
-        if at is not None:
-            return self.definition.check_cut(Cut.of(at))
-        return (take or self.cut)() if isolation is Isolation.COMMITTED else None
+    def _earliest(self) -> Cut:
+        return earliest_cut(self.caller)
 
     def changes(
         self,
@@ -210,9 +209,7 @@ class RemoteTable(DerivedCalls):
         Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
         now. What was undone is left out, and so is what is not committed.
         """
-        table = self.definition
-        last = self.cut() if until is None else table.check_cut(Cut.of(until))
-        first = earliest_cut(self.caller) if since is None else table.check_cut(Cut.of(since))
+        first, last = self._span(since, until)
         wanted = chosen_buckets(self.bucket_ids(), buckets)
         self.refresh()  # Records have all columns that there are, not those we know of.
         schema = log_schema(self.definition)
@@ -308,6 +305,9 @@ class RemoteTable(DerivedCalls):
         """Return where the log of each bucket ends."""
         return dict(self.caller.call(log_ends(self.caller)).results)
 
+    def _ask(self, question: Callable[[Coordinator], Result]) -> Result:
+        return ask(lambda: self._cluster.coordinator, question)
+
     # --- Snapshots and leases -------------------------------------------------------------------
 
     def snapshot(self, buckets: Sequence[BucketId] | None = None) -> dict[BucketId, int]:
@@ -322,7 +322,7 @@ class RemoteTable(DerivedCalls):
     def snapshots(self) -> dict[BucketId, tuple[ListedSnapshot, ...]]:
         """Return the snapshots of each bucket that may be leased, the oldest first."""
         keys = self.bucket_ids()
-        lists = self._cluster.coordinator.snapshots.read_many(self.table_id, keys)
+        lists = self._ask(lambda there: there.snapshots.read_many(self.table_id, keys))
         return {key: found.listed for key, found in lists.items()}
 
     def lease_latest(

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from foundation.errors import ServerUnavailable, UnknownLease
 from foundation.ids import BucketId
 from locks.coordinator import Coordinator
-from locks.snapshots.list_records import ListedSnapshot
+from locks.snapshots.list_records import ListedSnapshot, SnapshotList
 from recovery.reader.cut import Cut
 from recovery.writer.renewal import Renewal
+from server.client.asking import ask
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class BorrowedLease:
         self._table_id = table_id
         self.lease_id = lease_id
         ids = self._ids()
-        lists = coordinator().snapshots.read_many(table_id, list(ids))
+        lists = _lists(coordinator, table_id, list(ids))
         self._snapshots = {
             bucket: one
             for bucket, found in lists.items()
@@ -166,7 +167,7 @@ class BorrowedLease:
 
     def _ids(self) -> Mapping[BucketId, int]:
         self._seen_s = time.monotonic()
-        for lease in self._coordinator().leases.all(self._table_id):
+        for lease in ask(self._coordinator, lambda there: there.leases.all(self._table_id)):
             if lease.lease_id == self.lease_id and lease.live:
                 return lease.snapshots
         raise UnknownLease(
@@ -196,7 +197,7 @@ def hold_latest(
         missing = [bucket for bucket in buckets if bucket not in held]
         if not missing:
             return held
-        lists = coordinator().snapshots.read_many(table_id, missing)
+        lists = _lists(coordinator, table_id, missing)
         latest = {
             bucket: found.latest for bucket, found in lists.items() if found.latest is not None
         }
@@ -218,3 +219,9 @@ def hold_latest(
                 "it expires or is dropped"
             )
         time.sleep(_PAUSE_S)
+
+
+def _lists(
+    coordinator: Callable[[], Coordinator], table_id: int, buckets: Sequence[BucketId]
+) -> dict[BucketId, SnapshotList]:
+    return ask(coordinator, lambda there: there.snapshots.read_many(table_id, buckets))

@@ -13,6 +13,7 @@ from merge_engine.storage.objects import ObjectStorage
 from recovery.reader.cut import Cut
 from recovery.writer.access import Answers, Grant
 from recovery.writer.table_writer import TableWriter
+from server.client.asking import ask
 from server.client.leader_calls import LeaderCalls
 from server.protocol.calls import BucketsAnswer, BucketsCall
 from server.protocol.definitions import ClusterTable
@@ -72,8 +73,8 @@ class TableCaller:
 
     def refresh(self) -> None:
         """Look again at the definition: others may have altered it."""
-        tables = self.cluster.coordinator.tables
-        self.table = ClusterTable(tables.get_by_id(self.table.table_id))
+        table_id = self.table.table_id
+        self.table = ClusterTable(self._ask(lambda there: there.tables.get_by_id(table_id)))
 
     def knowing(self, version: int) -> SchemaHistory:
         """Return all schemas up to this version at least; UnknownSchema if there is none such."""
@@ -86,8 +87,11 @@ class TableCaller:
         """Return where the table stands now, as far as owners of locks go."""
         if not self.table.locked:
             return Cut(table=self.table.uid, epoch=None, time_ms=0)
-        locks = self.cluster.coordinator.locks
-        return Cut.of_locks(self.table.uid, locks.read(self.table.table))
+        locks = self._ask(lambda there: there.locks.read(self.table.table))
+        return Cut.of_locks(self.table.uid, locks)
+
+    def _ask(self, question: Callable[[Coordinator], Result]) -> Result:
+        return ask(lambda: self.cluster.coordinator, question)
 
     # --- Calls ----------------------------------------------------------------------------------
 
@@ -154,7 +158,7 @@ class TableCaller:
     def read_partitions(self) -> dict[bytes, int]:
         """Return the ids of the partitions by their keys, as they are now."""
         if self.schema.partition_by:
-            self._partitions = self.cluster.coordinator.partitions.ids(self.table.table)
+            self._partitions = self._ask(lambda there: there.partitions.ids(self.table.table))
         return self._partitions
 
     def check_partitions(self, keys: Sequence[LeadKey]) -> None:

@@ -20,6 +20,7 @@ from merge_engine.bucket.options import MEBIBYTE
 from merge_engine.bucket.results import BucketResult
 from recovery.writer.access import Answers, GrantedRows
 from recovery.writer.parts import Part
+from server.client.asking import ask
 from server.client.connections import Broken
 from server.client.table_caller import Answer, TableCaller
 from server.protocol.calls import Call
@@ -216,7 +217,7 @@ def progress_of(caller: TableCaller, call: PutProgress) -> PutProgressAnswer:
     """Return how far all servers together are with a large batch, as far as they answer."""
     calls = caller.calls
     total = PutProgressAnswer(rows=0, bytes=0, rows_done=0)
-    for server in caller.cluster.coordinator.servers.all():
+    for server in ask(lambda: caller.cluster.coordinator, lambda there: there.servers.all()):
         try:
             total += calls.connections.call(server.address, call, calls.attempt_s)
         except Broken:  # It is not needed for the batch, or the batch finds out.

@@ -1,4 +1,4 @@
-"""The writer's boundary over Flight: see `recovery.access`."""
+"""The writer's boundary over Flight: see `recovery.writer.access`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foundation.errors import InvalidInput
+from foundation.errors import InvalidInput, UnknownOutcome
 from locks.store.zookeeper import CREDENTIALS_VARIABLE
 from merge_engine.storage.environment import store_variables
 from merge_engine.storage.objects import local_directory
@@ -148,7 +148,10 @@ class ServersOnSpark:
         deadline = time.monotonic() + _STOP_DEADLINE_S
         while not self.wait(0) or self._unless_spark_ended(self._count_tasks):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"Spark still runs servers after {_STOP_DEADLINE_S:g} s")
+                raise UnknownOutcome(
+                    f"Spark still runs servers {_STOP_DEADLINE_S:g} s after it was told to end "
+                    "them; stop them again, or end the application"
+                )
             if not self.wait(0):
                 # Again and again: a thread may have been about to submit its next job.
                 self._unless_spark_ended(lambda: self._context.cancelJobGroup(self._group))

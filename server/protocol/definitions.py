@@ -104,9 +104,4 @@ class ClusterTable:
 
     def check_cut(self, cut: Cut) -> Cut:
         """Return a cut of this table; InvalidInput if it is of another one."""
-        if cut.table != self.uid:
-            raise InvalidInput(
-                f"this cut is of another table than {self.name}: of one that had this name before, "
-                "perhaps; take a cut of this one"
-            )
-        return cut
+        return cut.checked(self.uid, self.name)

@@ -139,10 +139,6 @@ class Fields:
             )
         return value
 
-    def optional(self, name: str, kind: type[Kind]) -> Kind | None:
-        """Return a field, or None if it is not there."""
-        return self.get(name, kind) if name in self else None
-
     def octets(self, name: str) -> bytes | None:
         """Return bytes, such as a key, that travel as hexadecimal text; None if not there."""
         value = self._fields.get(name)

@@ -7,18 +7,18 @@ janitor           the files of tables and partitions that were dropped
 large_puts        the calls of a tablet server that take large puts
 leadership        a server's leads: takes those that should be its, hands over those that should not
 limits            how much a server takes on at a time
-log_store         whether the log store can be used, found out before a server joins, by doing ...
-maintenance       what a server does by itself for the buckets that it leads, and for those that ...
+log_store         whether the log store can be used, tried before a server joins
+maintenance       what a server does by itself: snapshots, the cleaning of logs, what was dropped
 metrics           counters of a server, for its status and for Prometheus
-metrics_endpoint  prometheus' text format over HTTP: GET /metrics
+metrics_endpoint  Prometheus' text format over HTTP: GET /metrics
 open_zookeeper    whether ZooKeeper is open to strangers
 reading           the calls of a tablet server that read: look-ups, changelogs, log ends
 requests          what all calls of a tablet server say: for which buckets, and under which schema
-scanners          scanner sessions
+scanners          scanner sessions: pinned rows, for as long as somebody reads them
 scanning          the calls of a tablet server that scan: rows of a bucket as one Flight stream
 service           the Flight calls of a tablet server
 staging           large puts on their way: rows wait on this server's disk until all are there
-tablet_server     a tablet server
+tablet_server     the server as a whole: it joins the cluster, leads, stops in good order
 undos             the call of a tablet server that undoes
 views_lock        the directory of a server's views is its own
 """

@@ -163,10 +163,6 @@ class TabletServer:
         if self._endpoint is not None:
             self._endpoint.close()
 
-    def wait(self) -> None:
-        """Return when the server has stopped."""
-        self._service.wait()
-
     def __enter__(self) -> "TabletServer":
         return self.start()
 

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from foundation.errors import InvalidInput, PartitionGone, UnknownTable
 from foundation.ids import BucketId
 from merge_engine.bucket.changelog import ABOUT_CHANGES
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.merging.grouping import group_by_key
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from recovery.reader.table_changes import BUCKET
@@ -189,8 +191,7 @@ class ReadUpserts(ReadChanges):
         """Yield rows, each with whether it is to be written or deleted."""
         keys = [column.name for column in self.wanted.table.schema.key_columns]
         for _, records in groupby(self._records(), key=lambda one: one[0]):
-            changed = [batch.select(keys) for _, batch in records]
-            distinct = pa.Table.from_batches(changed).group_by(keys).aggregate([])
+            distinct = self._distinct(pa.Table.from_batches([b.select(keys) for _, b in records]))
             for start in range(0, distinct.num_rows, _KEYS_AT_ONCE):
                 some = distinct.slice(start, _KEYS_AT_ONCE)
                 rows = look_up(
@@ -198,6 +199,13 @@ class ReadUpserts(ReadChanges):
                 )
                 kinds = pc.if_else(rows[FOUND], UPSERT, DELETE)
                 yield from rows.append_column(CHANGE_TYPE, kinds).combine_chunks().to_batches()
+
+    def _distinct(self, keys: pa.Table) -> pa.Table:
+        """Return each key once. Not by `group_by`, which complains of how Flight aligns bytes."""
+        codec = KeyCodec([column.type for column in self.wanted.table.schema.key_columns])
+        whole = keys.combine_chunks()
+        encoded = codec.encode([column.combine_chunks() for column in whole.columns])
+        return whole.take(pa.array(group_by_key(encoded).first_rows))
 
 
 def restricted(task: ReadChanges) -> ReadChanges:

@@ -426,6 +426,14 @@ def test_buckets_are_those_asked_for_each_once(create: Create) -> None:
         table.scan(buckets=[BucketId(0, 2)])
 
 
+def test_live_rows_are_the_source_unless_told_otherwise(create: Create) -> None:
+    table = create(buckets=2)
+    fill(table, 10)
+    live = table.scan(source=ScanSource.LIVE_KV).to_arrow()
+    assert live.num_rows == 10
+    assert live.equals(table.scan().to_arrow())
+
+
 # The log
 
 

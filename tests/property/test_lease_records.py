@@ -162,7 +162,8 @@ def test_a_lease_of_ten_thousand_buckets_takes_10_to_40_kb_and_a_list_some_60_by
     random = np.random.default_rng(20_260)
     sizes = {}
     for spread in (200, 60_000, 10**6):
-        ids = Offsets.of_partition(0, random.integers(10**6, 10**6 + spread, 10_000))
+        numbers = random.integers(10**6, 10**6 + spread, 10_000).tolist()
+        ids = Offsets({BucketId(0, bucket): number for bucket, number in enumerate(numbers)})
         record = LeaseRecord(duration_ms=3_600_000, snapshots=ids)
         assert decode_lease(encode_lease(record)).snapshots == ids
         sizes[f"lease, ids that differ by up to {spread:,}"] = len(encode_lease(record))

@@ -1,12 +1,18 @@
-"""The map is true: what it names is there, and what is exported is tried."""
+"""The map and the pages are true: what they name is there, and what is public is tried."""
 
 import ast
+import inspect
+import io
 import re
+import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import tallybook as tb
+from tests.support.documented import NAMES, page
+from tests.unit.test_packages import RANK
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -14,11 +20,43 @@ MAP = (DOCS / "architecture.md").read_text()
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
+SOURCES = [path for package in RANK for path in sorted((ROOT / package).rglob("*.py"))]
+# Of the specification.
+_FOREIGN = {"after_cut"}
+
+
 def test_what_the_map_names_is_there() -> None:
     paths = re.findall(r"`((?:[a-z_]+/)+(?:[\w.-]+)?)`", MAP)
     assert len(paths) > 60
     missing = [path for path in paths if not any((base / path).exists() for base in (ROOT, DOCS))]
     assert not missing
+
+
+def test_files_and_modules_that_are_named_are_there() -> None:
+    """On all pages, and in what docstrings and comments say."""
+    folders = "|".join([*RANK, "tests", "docs", "benchmarks", "examples"])
+    missing = []
+    for path in [*map(ROOT.joinpath, NAMES), *SOURCES]:
+        text = path.read_text()
+        for file in re.findall(rf"`((?:{folders})/[\w/.-]*\.(?:py|md))`", text):
+            if not (ROOT / file).exists():
+                missing.append((path.name, file))
+        for dotted in re.findall(rf"`((?:{folders})(?:\.\w+){{2,}})`", text):
+            module = ROOT / dotted.replace(".", "/")
+            if not any(one.with_suffix(".py").exists() for one in (module, module.parent)):
+                missing.append((path.name, dotted))
+    assert not missing
+
+
+@cache
+def words_of_code() -> set[str]:
+    """Return all names and words of strings in the packages and benchmarks, without docstrings."""
+    words = set(RANK)
+    for path in [*SOURCES, *(ROOT / "benchmarks").glob("*.py")]:
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type == tokenize.NAME or not token.string.startswith('"""'):
+                words.update(re.findall(r"\w+", token.string))
+    return words
 
 
 def test_a_name_after_a_path_is_defined_there() -> None:
@@ -42,6 +80,38 @@ def test_a_public_name_is_documented_and_tried(name: str) -> None:
     assert told, f"no page tells of tb.{name}"
     tests = (path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     assert any(re.search(rf"\b{name}\b", text) for text in tests), f"no test uses {name}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/")])
+def test_a_function_that_a_page_names_is_in_the_code(name: str) -> None:
+    """What was renamed in the code is not called by its old name: `take_lead`, `list_servers`."""
+    named = {
+        word
+        for _, code in page(name).codes()
+        for word in re.findall(r"(?<![\w/-])[a-z]+(?:_[a-z]+)+(?![\w*/.])", code)
+        if not word.startswith("tallybook_")  # A metric, of whose name the code has the middle.
+    }
+    unknown = named - words_of_code() - _FOREIGN
+    assert not unknown
+
+
+def test_what_pages_say_of_public_classes_is_tried() -> None:
+    """Members of what `tb` exports, and errors: none is documented and used by no test."""
+    members = {name for name in vars(tb.errors) if name[0].isupper()}
+    for name in tb.__all__:
+        if inspect.isclass(kind := getattr(tb, name)):
+            members.update(one for one in dir(kind) if not one.startswith("_"))
+    told = {
+        word
+        for name in NAMES
+        for _, code in page(name).codes()
+        for word in re.findall(r"\w+", code)
+    }
+    blocks = (block.text for name in NAMES for block in page(name).blocks if block.kind != "text")
+    tests = (path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    tried = {word for text in (*blocks, *tests) for word in re.findall(r"\w+", text)}
+    untried = (members & told) - tried
+    assert not untried
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

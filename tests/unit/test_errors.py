@@ -4,8 +4,12 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
+import tallybook as tb
 from foundation import errors
 from foundation.errors import TallybookError
+from tests.conftest import SUMS
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 CLASSES = {
@@ -47,3 +51,21 @@ def test_the_page_has_each_error_once_and_below_its_group() -> None:
     assert set(told) == set(CLASSES) | {"TallybookError"}
     wrong = {n: g for n, g in told.items() if not issubclass(CLASSES[n], CLASSES[g])}
     assert not wrong
+
+
+def test_a_group_is_what_callers_catch(tmp_path: Path) -> None:
+    """What to do next is the group's: nobody has to know the classes below it."""
+    with tb.Table.create(tmp_path / "sums", SUMS, buckets=1) as table:
+        with pytest.raises(tb.errors.InvalidInput, match="zz"):
+            table.put({"k": [1], "zz": [1]})
+        with (
+            table.writer(owner_id="etl", columns=["a"]),
+            pytest.raises(tb.errors.Refused, match="etl"),
+        ):
+            table.put({"k": [1], "a": [1]})
+        table.put({"k": [1], "a": [1]})
+        cut = table.cut()
+        table.put({"k": [1], "a": [1]})
+        table.clean()
+        with pytest.raises(tb.errors.Expired, match="take another cut"):
+            table.scan(at=cut).to_arrow()

@@ -156,7 +156,8 @@ def test_ten_thousand_buckets_take_less_than_100_kb_and_fifty_owners_a_node_each
     random = np.random.default_rng(20_260)
     sizes = []
     for owner in range(50):
-        offsets = Offsets.of_partition(0, random.integers(0, 10**9, 10_000))
+        ends = random.integers(0, 10**9, 10_000).tolist()
+        offsets = Offsets({BucketId(0, bucket): end for bucket, end in enumerate(ends)})
         record = LockRecord(
             held=True,
             ready=True,
@@ -241,9 +242,8 @@ def test_offsets_are_a_mapping_sorted_by_bucket(
     assert (decoded, end) == (made, len(made.encode()))
 
 
-def test_offsets_of_a_partition_are_those_of_its_buckets_in_order() -> None:
-    made = Offsets.of_partition(3, np.array([5, 0, 9]))
-    assert made == {BucketId(3, 0): 5, BucketId(3, 1): 0, BucketId(3, 2): 9}
+def test_a_bucket_that_cannot_be_is_in_no_offsets() -> None:
+    made = Offsets({BucketId(3, 0): 5, BucketId(3, 1): 0, BucketId(3, 2): 9})
     assert made != Offsets({BucketId(3, 0): 5})
     assert BucketId(2, 2**20) not in made
 
@@ -263,24 +263,3 @@ def test_offsets_of_a_partition_are_those_of_its_buckets_in_order() -> None:
 def test_offsets_out_of_range_are_refused(offsets: dict[BucketId, int]) -> None:
     with pytest.raises(InvalidInput):
         Offsets(offsets)
-
-
-def test_a_partition_out_of_range_is_refused() -> None:
-    with pytest.raises(InvalidInput):
-        Offsets.of_partition(-1, np.array([1]))
-    with pytest.raises(InvalidInput):
-        Offsets.of_partition(0, np.array([-1]))
-
-
-def test_the_same_buckets_at_other_offsets_are_as_if_made_anew() -> None:
-    buckets = [BucketId(0, 2), BucketId(0, 3), BucketId(7, 0)]
-    first = Offsets(dict.fromkeys(buckets, 5))
-    encoded = first.encode()
-    moved = first.at(np.array([6, 5, 900]))
-    assert moved == dict(zip(buckets, [6, 5, 900], strict=True))
-    assert Offsets.decode(moved.encode(), 0)[0] == moved
-    assert first.encode() == encoded
-    with pytest.raises(InvalidInput):
-        first.at(np.array([1, 2]))
-    with pytest.raises(InvalidInput):
-        first.at(np.array([1, 2, -3]))

@@ -117,6 +117,11 @@ class TestEvolution:
         assert evolved.column_by_id(4) is None
         assert (evolved.version, evolved.next_column_id) == (3, 6)
 
+    def test_a_version_that_rows_cannot_name_is_refused(self, schema: Schema) -> None:
+        last = replace(schema, version=65_535)
+        with pytest.raises(SchemaError, match="version is 65536, and stored rows can name"):
+            last.rename_column("tags", "labels")
+
     def test_a_renamed_column_keeps_its_id_and_place(self, schema: Schema) -> None:
         evolved = schema.rename_column("customer_id", "customer").rename_column("orders", "Orders")
         assert evolved.names == ("day", "Orders", "customer", "tags")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from foundation.errors import UnknownOutcome
+from server.launch import on_spark
 from server.launch.logs import JsonFormatter, last_words
 from server.launch.on_spark import executors_python, plan, why_lost
 
@@ -54,6 +56,24 @@ def test_executors_run_the_drivers_python_unless_spark_was_told_otherwise(
     assert executors_python(context("/before/python")) == "/before/python"
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")
     assert executors_python(context()) == "python3"
+
+
+# --- Stopping -----------------------------------------------------------------------------------
+
+
+def test_servers_that_spark_does_not_end_are_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(on_spark, "_STOP_DEADLINE_S", 0.0)
+    tracker = SimpleNamespace(
+        getJobIdsForGroup=lambda _: [1],
+        getJobInfo=lambda _: SimpleNamespace(stageIds=[1]),
+        getStageInfo=lambda _: SimpleNamespace(numActiveTasks=1),
+    )
+    spark = context()
+    spark.statusTracker = lambda: tracker
+    with pytest.raises(UnknownOutcome, match="still runs servers 0 s after"):
+        on_spark.ServersOnSpark(spark, []).stop()
 
 
 # --- Why a server ended -------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_a_number_is_a_whole_number_of_64_bits(value: Any) -> None:
 @pytest.mark.parametrize("value", [0, 1, -1, (1 << 63) - 1, -(1 << 63)])
 def test_numbers_of_64_bits_are_read(value: int) -> None:
     fields = wire.decode(wire.encode({"x": value, "all": [value], "rows": [[value, 1]]}))
-    assert fields.get("x", int) == fields.optional("x", int) == value
+    assert fields.get("x", int) == value
     assert fields.integers("all") == [value]
     assert fields.rows("rows", 2) == [[value, 1]]
 
@@ -132,7 +132,7 @@ def test_a_text_is_unicode_and_not_too_long(value: Any) -> None:
 def test_true_and_false_are_no_numbers_and_numbers_are_neither() -> None:
     fields = wire.decode(wire.encode({"yes": True, "no": False, "one": 1}))
     assert fields.get("yes", bool) is True
-    assert fields.optional("no", bool) is False
+    assert fields.get("no", bool) is False
     with pytest.raises(BadRequest, match="without true or false as `one`"):
         fields.get("one", bool)
 
@@ -141,7 +141,6 @@ def test_what_may_be_missing_may_be_null() -> None:
     fields = wire.decode(wire.encode({"x": None}))
     for name in ("x", "y"):
         assert name not in fields
-        assert fields.optional(name, int) is None
         assert fields.texts(name) is None
 
 
