@@ -39,11 +39,11 @@ def spark_read(setting: Setting) -> Iterator[Figure]:
         pq.write_table(table.scan().to_arrow(), rows)
         tb.spark.register(spark)
         options = {"zookeeper": local.address, "table": table.name}
-        frame = spark.read.format("tallybook").options(**options).load()
+        reader = spark.read.format("tallybook").options(**options)
         parquet = spark.read.parquet(str(rows))
-        yield from _whole(setting, frame, parquet)
+        yield from _whole(setting, reader.load(), parquet)
         yield from _two_columns(setting, spark, options, parquet)
-        yield from _one_key(setting, spark, frame)
+        yield from _one_key(setting, spark, reader.option("pushFilters", "true").load())
 
 
 def _whole(setting: Setting, frame: Any, parquet: Any) -> Iterator[Figure]:

@@ -99,7 +99,7 @@ def test_every_read_of_the_whole_table_has_the_same_sum_whatever_is_killed(
 ) -> None:
     chance = random.Random(seed)
     place = {"zookeeper": cluster.address, "table": table.name, "deadline": "60 s"}
-    frame = spark.read.format("tallybook").options(**place).load()
+    reader = spark.read.format("tallybook").options(**place)
     with ExitStack() as stack:
         note = stack.enter_context(noted(seed))
         movers = stack.enter_context(Movers(cluster, table, seed, tmp_path / "redo"))
@@ -108,7 +108,9 @@ def test_every_read_of_the_whole_table_has_the_same_sum_whatever_is_killed(
             note(fault)
             with _meanwhile(partial(_do, fault, cluster, movers)):
                 for _ in range(3):
-                    assert frame.selectExpr("sum(a)", "sum(b)").first()[:] == (TOTAL, TOTAL)
+                    # A frame stands at the cut of its first use: each read has one of its own.
+                    sums = reader.load().selectExpr("sum(a)", "sum(b)").first()
+                    assert sums[:] == (TOTAL, TOTAL)
                     assert _sums(table.scan().to_arrow()) == (TOTAL, TOTAL)
                     keys = {"k": list(range(KEYS))}
                     assert _sums(table.lookup(keys, isolation="committed")) == (TOTAL, TOTAL)
