@@ -61,8 +61,8 @@ def _two_columns(
     setting: Setting, spark: Any, options: dict[str, str], parquet: Any
 ) -> Iterator[Figure]:
     def ours() -> None:
-        rest = {"zookeeper": options["zookeeper"]}
-        _drain(tb.spark.read(spark, options["table"], ["key", "total"], **rest))
+        place = options["zookeeper"]
+        _drain(tb.spark.read(spark, options["table"], ["key", "total"], zookeeper=place))
 
     def theirs() -> None:
         _drain(parquet.select("key", "total"))

@@ -3,7 +3,8 @@
 Spark itself is imported when it is used.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,15 +31,24 @@ def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
 
 
 def read(
-    spark: "SparkSession", table: str, columns: Sequence[str] | None = None, **options: str
+    spark: "SparkSession",
+    table: str,
+    columns: Sequence[str] | None = None,
+    *,
+    keys: Mapping[str, Sequence[Any]] | None = None,
+    **options: str,
 ) -> "DataFrame":
     """Return rows of a table with these columns only, of the key and others, in this order.
 
     For wide tables: `spark.read` has no way to tell a source in Python which columns are needed.
-    `options` are those of the data source: `zookeeper`, `at`, `isolation`, `lease`. The cut is
-    taken now: the frame has the same rows however often it is used.
+    `keys`: by column, all of the key or those of partitions, the only values that are wanted; they
+    are looked up. `options` are those of the data source: `zookeeper`, `at`, `isolation`, `lease`.
+    The cut is taken now: the frame has the same rows however often it is used.
     """
     from sink.source.wide_read import read_columns  # noqa: PLC0415
 
     given: dict[str, Any] = {"table": table, **options}
+    if keys is not None:
+        listed = {name: list(values) for name, values in keys.items()}
+        given["keys"] = json.dumps(listed, default=str)
     return read_columns(spark, given, columns)

@@ -338,24 +338,30 @@ class RemoteTable(DerivedCalls, Standing):
 
         It is renewed in the background, unless told otherwise, until it is dropped.
         """
-        wanted = chosen_buckets(self.bucket_ids(), buckets)
+        known = self.bucket_ids()
         duration_ms = int(duration_s * 1000)
-        held = hold_latest(
-            lambda: self._cluster.coordinator,
-            self.table_id,
-            lease_id,
-            wanted,
-            duration_ms,
-            take=self.snapshot,
-            deadline_s=deadline_s,
-        )
+        while True:
+            held = hold_latest(
+                lambda: self._cluster.coordinator,
+                self.table_id,
+                lease_id,
+                chosen_buckets(known, buckets),
+                duration_ms,
+                take=self.snapshot,
+                deadline_s=deadline_s,
+            )
+            cut = self.cut()
+            before, known = known, self.bucket_ids()
+            # A partition that came meanwhile may have a batch in the cut, which is to be whole.
+            if buckets is not None or set(known) <= set(before):
+                break
         return SnapshotLease(
             lambda: self._cluster.coordinator,
             self.table_id,
             lease_id,
             held,
             duration_ms,
-            cut=self.cut(),
+            cut=cut,
             renew=renew,
         )
 

@@ -106,13 +106,7 @@ class TableRows(DataSourceReader):  # type: ignore[misc]
         """Return what there is to read, a task each."""
         table = connected(self._options.recipe).table(self._options.table)
         fields = chosen_fields(row_fields(table.schema, None), self._schema)
-        plan = RowsPlan(
-            columns=fields.names,
-            isolation=self._options.isolation,
-            at=self._options.at,
-            lease=self._options.lease,
-            allowed=allowed_values(self._filters),
-        )
+        plan = RowsPlan.of(self._options, fields.names, allowed_values(self._filters))
         return [InputPartition(task) for task in plan_rows(table, self._options.recipe, plan)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

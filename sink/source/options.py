@@ -5,7 +5,7 @@ Names are those of Spark's own sources: the case does not matter.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ _STORAGE = "storage."
 _OF_STREAMS = ("start", "mode", "maxRowsPerTrigger", "leaseDuration")
 _KNOWN = (
     *("table", "zookeeper", "token", "tlsRoot", "zookeeperUser", "zookeeperPassword", "deadline"),
-    *("columns", "isolation", "at", "lease", "pushFilters"),
+    *("columns", "keys", "isolation", "at", "lease", "pushFilters"),
     *_OF_STREAMS,
 )
 # What Spark adds by itself.
@@ -41,7 +41,8 @@ _NO_CATALOG = (
 class ReaderOptions:
     """`start`: None for a batch. `lease`: one that the caller holds or, of a stream, its own.
 
-    `push_filters`: see `data_source.FilteredRows`.
+    `keys`: by column, the only values that are wanted. `push_filters`: see
+    `data_source.FilteredRows`.
     """
 
     table: str
@@ -50,6 +51,7 @@ class ReaderOptions:
     isolation: Isolation = Isolation.COMMITTED
     at: Cut | None = None
     lease: str | None = None
+    keys: Mapping[str, Sequence[Any]] | None = None
     push_filters: bool = False
     start: str | None = None
     mode: str = CHANGES
@@ -82,6 +84,10 @@ class ReaderOptions:
             raise InvalidInput(
                 "a stream has committed changes from `start` on: leave `at` and `isolation`"
             )
+        if start is not None and get["keys"] is not None:
+            raise InvalidInput("a stream has the changes of all keys: leave `keys`")
+        if get["keys"] is not None and get["lease"] is not None:
+            raise InvalidInput("`keys` are looked up at the leaders: leave `lease`")
         return cls(
             table=get["table"],
             recipe=_recipe(get, given, environment),
@@ -89,6 +95,7 @@ class ReaderOptions:
             isolation=Isolation.of(get["isolation"] or Isolation.COMMITTED),
             at=None if at is None else Cut.of(at),
             lease=get["lease"],
+            keys=_keys(get["keys"]),
             push_filters=_flag("pushFilters", get["pushFilters"]),
             start=start,
             mode=_mode(get["mode"]),
@@ -146,6 +153,20 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
             raise InvalidInput("`columns` is a JSON list of names")
         return tuple(names)
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _keys(text: str | None) -> dict[str, list[Any]] | None:
+    if text is None:
+        return None
+    try:
+        keys = json.loads(text)
+    except ValueError as exc:
+        raise InvalidInput(f"`keys` is no JSON: {exc}") from exc
+    if not isinstance(keys, dict) or not all(isinstance(one, list) for one in keys.values()):
+        raise InvalidInput(
+            f'`keys` is a JSON object with a list of values per column: {{"k": [1, 2]}}, not {text}'
+        )
+    return keys
 
 
 def _mode(text: str | None) -> str:

@@ -10,7 +10,8 @@ from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Recipe
 from server.client.remote_table import RemoteTable
-from sink.source.pruning import Allowed, Pruned, prune
+from sink.source.options import ReaderOptions
+from sink.source.pruning import Allowed, Pruned, both, prune, wanted_values
 from sink.source.tasks import ReadKeys, ReadRows, TableTask, Wanted
 
 # There are not more tasks than that: with more buckets, a task reads several.
@@ -21,14 +22,30 @@ MOST_TASKS = 1_000
 class RowsPlan:
     """What is wanted of a table: columns of the key and others; at which cut, by which lease.
 
-    `allowed`: by column, the only values that can pass.
+    `keys`: by column of the key, the only values that are wanted, as JSON has them. `allowed`: by
+    column, the only values that can pass what is done with the rows.
     """
 
     columns: Sequence[str]
     isolation: Isolation = Isolation.COMMITTED
     at: Cut | None = None
     lease: str | None = None
+    keys: Allowed | None = None
     allowed: Allowed = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, options: ReaderOptions, columns: Sequence[str], allowed: Allowed | None = None
+    ) -> "RowsPlan":
+        """Return what options say, of these columns."""
+        return cls(
+            columns=columns,
+            isolation=options.isolation,
+            at=options.at,
+            lease=options.lease,
+            keys=options.keys,
+            allowed=allowed or {},
+        )
 
 
 def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableTask]:
@@ -37,21 +54,24 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
     values = tuple(name for name in plan.columns if schema.column(name).function is not None)
     cut = _cut(table, plan)
     wanted = Wanted(recipe=recipe, table=table.definition, columns=values)
-    pruned = prune(schema, plan.allowed)
+    keys = {} if plan.keys is None else wanted_values(schema, plan.keys)
+    pruned = prune(schema, both(keys, plan.allowed))
     if pruned.keys is not None and plan.lease is None:
         return [ReadKeys(wanted=wanted, cut=cut, keys=pruned.keys)] if pruned.keys.num_rows else []
+    held = {} if plan.lease is None else table.borrow_lease(plan.lease).snapshots
     buckets = _buckets(table, pruned)
-    if plan.lease is not None:
-        held = table.borrow_lease(plan.lease).snapshots
-        buckets = [bucket for bucket in buckets if bucket in held]
+    # The cut may be later than the lease: what has come since is read from the leaders.
+    shares = [([one for one in buckets if one in held], plan.lease)]
+    shares += [([one for one in buckets if one not in held], None)]
     return [
         ReadRows(
             wanted=wanted,
             cut=None if cut is None else cut.only(some),
             buckets=some,
-            lease=plan.lease,
+            lease=lease,
         )
-        for some in grouped(buckets)
+        for share, lease in shares
+        for some in grouped(share)
     ]
 
 

@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from foundation.errors import InvalidInput
+from foundation.suggestions import did_you_mean
 from merge_engine.merging.routing import partition_key
 from merge_engine.schema.schema import Column, Schema
+from merge_engine.schema.types import type_name
 
 # More keys are not looked up one by one, and not put together from parts.
 MOST_KEYS = 10_000
@@ -49,6 +52,52 @@ def allowed_values(filters: Iterable[Any]) -> dict[str, list[Any]]:
             before = allowed.get(name)
             allowed[name] = [v for v in values if before is None or v in before]
     return allowed
+
+
+def wanted_values(schema: Schema, keys: Allowed) -> dict[str, list[Any]]:
+    """Return the values of key columns that a query names by itself, as JSON has them.
+
+    All columns of the key, or all that partition the table: InvalidInput for anything else, for
+    what is named is all that may come.
+    """
+    columns = {column.name: column for column in schema.key_columns}
+    for name in keys:
+        if name not in columns:
+            near = did_you_mean(name, columns)
+            raise InvalidInput(f"`keys` names '{name}', which is no column of the key{near}")
+    choices = [list(columns), [column.name for column in schema.partition_columns]]
+    if not keys or set(keys) not in map(set, choices):
+        known = " or of ".join(", ".join(names) for names in choices if names)
+        raise InvalidInput(f"`keys` has values of {known}, not of {', '.join(keys) or 'nothing'}")
+    allowed = {name: [_from_json(columns[name], one) for one in keys[name]] for name in keys}
+    pruned = prune(schema, allowed)
+    if pruned.keys is None and (pruned.partitions is None or set(keys) == set(columns)):
+        raise InvalidInput(f"`keys` has more than {MOST_KEYS:,} combinations; read all rows")
+    return allowed
+
+
+def both(one: Allowed, other: Allowed) -> dict[str, Sequence[Any]]:
+    """Return the values that can pass one and the other."""
+    return {**one, **other, **{n: [v for v in one[n] if v in other[n]] for n in one.keys() & other}}
+
+
+def _from_json(column: Column, value: Any) -> Any:
+    """Return a value as Python has it; InvalidInput if it is of another type than the column."""
+    kind = _kind(column)
+    try:
+        if kind is date:
+            return date.fromisoformat(value)
+        if kind is Decimal:
+            return Decimal(str(value))
+    except (ValueError, TypeError, ArithmeticError):
+        pass
+    else:
+        if kind in (bool, int, str) and type(value) is kind:
+            return value
+    raise InvalidInput(
+        f"`keys` has {value!r} for '{column.name}', which is {type_name(column.type)}; keys of "
+        "times and bytes are looked up by table.lookup"
+    )
 
 
 def prune(schema: Schema, allowed: Allowed) -> Pruned:
@@ -109,12 +158,16 @@ _EXACT: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
 )
 
 
+def _kind(column: Column) -> type | None:
+    return next((kind for matches, kind in _EXACT if matches(column.type)), None)
+
+
 def _of_type(column: Column, values: Sequence[Any]) -> list[Any] | None:
     """Return the distinct values, without nulls, which no key is; None if one is of another type.
 
     Times are left to Spark: a value says nothing of its time zone.
     """
-    kind = next((kind for matches, kind in _EXACT if matches(column.type)), None)
+    kind = _kind(column)
     there = [value for value in values if value is not None]
     if kind is None or any(type(value) is not kind for value in there):
         return None

@@ -26,9 +26,7 @@ def read_columns(
     with given.recipe.connect() as cluster:
         table = cluster.table(given.table)
         fields = row_fields(table.schema, given.columns if columns is None else columns)
-        plan = RowsPlan(
-            columns=fields.names, isolation=given.isolation, at=given.at, lease=given.lease
-        )
+        plan = RowsPlan.of(given, fields.names)
         tasks = plan_rows(table, given.recipe, plan)
     schema = to_spark(fields)
     timezone = spark.conf.get("spark.sql.session.timeZone")

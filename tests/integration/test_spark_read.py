@@ -65,7 +65,7 @@ class World:
         """Return a frame."""
         return self.reader(table, **options).load()
 
-    def wide(self, table: str, columns: Sequence[str] | None = None, **options: str) -> Any:
+    def wide(self, table: str, columns: Sequence[str] | None = None, **options: Any) -> Any:
         """Return a frame that reads these columns only."""
         return tb.spark.read(self.plain, table, columns, zookeeper=self.local.address, **options)
 
@@ -359,6 +359,20 @@ def test_a_frame_of_a_table_that_was_created_again_has_no_rows_of_the_new_one(wo
         told = world.refusal(frame.select("k", "a").collect)
         matches("UnknownTable: table reborn was dropped after .* load a frame of that", told)
     assert time.monotonic() - began < 20  # Servers are not asked for it until the deadline.
+
+
+def test_keys_are_looked_up_whatever_else_is_done_with_the_frame(world: World) -> None:
+    rows = [{"k": key, "a": 1, "b": 1} for key in range(10)]
+    world.table("looked_up", SUMS, rows)
+    frame = world.read("looked_up", keys='{"k": [4, 99, 7]}')
+    found = world.wide("looked_up", keys={"k": [4, 99, 7]})
+    assert balances(frame) == balances(found) == {4: 1, 7: 1}
+    assert balances(frame.where("k = 4")) == {4: 1}
+    assert balances(frame.where("k = 5")) == {}
+    assert balances(frame) == {4: 1, 7: 1}
+    matches("`keys` is no JSON", world.refusal(lambda: world.read("looked_up", keys="k")))
+    told = world.refusal(world.read("looked_up", keys='{"b": [1]}').collect)
+    matches("`keys` names 'b', which is no column of the key", told)
 
 
 def test_a_lease_is_read_from_its_snapshots(world: World) -> None:

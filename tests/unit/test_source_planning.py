@@ -152,11 +152,21 @@ def test_filters_on_what_is_aggregated_change_no_plan() -> None:
     assert buckets_of(planned(table, allowed={"a": [1]})) == table.bucket_ids()
 
 
-def test_a_lease_has_the_buckets_that_it_holds_and_of_these_those_that_can_have_the_keys() -> None:
+def test_what_a_lease_does_not_hold_is_read_from_the_leaders_at_the_same_cut() -> None:
+    """A partition may have come since the lease, and the cut is later than that."""
     table = KnownBuckets(DAYS, 4, {"mon": 5, "tue": 6})
     table.held = [BucketId(5, n) for n in range(4)] + [BucketId(6, 0)]
-    assert buckets_of(planned(table, lease="held")) == list(table.held)
-    assert buckets_of(planned(table, lease="held", allowed={"day": ["tue"]})) == [BucketId(6, 0)]
+    tasks = planned(table, lease="held")
+    assert sorted(buckets_of(tasks)) == table.bucket_ids()
+    assert [task.lease for task in tasks] == ["held"] * 5 + [None] * 3  # type: ignore[attr-defined]
+    assert table.cuts_taken == 1
+
+
+def test_a_lease_is_read_in_the_buckets_that_can_have_the_keys() -> None:
+    table = KnownBuckets(DAYS, 4, {"mon": 5, "tue": 6})
+    table.held = table.bucket_ids()
+    tuesday = [BucketId(6, number) for number in range(4)]
+    assert buckets_of(planned(table, lease="held", allowed={"day": ["tue"]})) == tuesday
     one_key = buckets_of(planned(table, lease="held", allowed={"day": ["mon"], "k": [1]}))
     assert len(one_key) == 1
     assert one_key[0].partition == 5

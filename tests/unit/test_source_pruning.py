@@ -17,10 +17,11 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from foundation.errors import InvalidInput
 from merge_engine.merging.routing import partition_key
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
-from sink.source.pruning import MOST_KEYS, allowed_values, prune
+from sink.source.pruning import MOST_KEYS, allowed_values, both, prune, wanted_values
 from tests.conftest import SUMS
 from tests.support.day_tables import DAYS
 
@@ -156,3 +157,55 @@ def test_very_many_keys_are_not_looked_up_and_their_partitions_are_still_known()
     assert pruned.keys is None
     assert pruned.partitions is not None
     assert len(pruned.partitions) == 2
+
+
+# --- Keys that a query names by itself ----------------------------------------------------------
+
+
+TYPED = (
+    SchemaBuilder()
+    .column("day", "DATE")
+    .column("price", "DECIMAL(9, 2)")
+    .column("name", "STRING")
+    .agg_column("a", "BIGINT", "sum")
+    .primary_key("day", "price", "name")
+    .partitioned_by("day")
+    .build()
+)
+
+
+def test_keys_are_read_as_their_columns_have_them() -> None:
+    found = wanted_values(TYPED, {"day": ["2026-11-17"], "price": [1.5, "2"], "name": ["x"]})
+    assert found == {
+        "day": [date(2026, 11, 17)],
+        "price": [Decimal("1.5"), Decimal(2)],
+        "name": ["x"],
+    }
+    assert wanted_values(TYPED, {"day": []}) == {"day": []}
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"dya": ["2026-11-17"]}, "names 'dya', which is no column of the key.*did you mean 'day'"),
+        ({"a": [1]}, "names 'a', which is no column of the key"),
+        ({"name": ["x"]}, "has values of day, price, name or of day, not of name"),
+        ({}, "not of nothing"),
+        ({"day": ["yesterday"]}, "has 'yesterday' for 'day', which is DATE"),
+        ({"day": [17]}, "has 17 for 'day', which is DATE"),
+        ({"day": ["2026-11-17"], "price": ["much"], "name": ["x"]}, "has 'much' for 'price'"),
+        ({"day": ["2026-11-17"], "price": [1], "name": [7]}, "has 7 for 'name', which is STRING"),
+        (
+            {"day": ["2026-11-17"] * 2, "price": [1], "name": list(map(str, range(10_001)))},
+            "10,000",
+        ),
+    ],
+)
+def test_keys_that_cannot_be_looked_up_are_refused(keys: dict[str, list[Any]], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        wanted_values(TYPED, keys)
+
+
+def test_what_passes_both_is_wanted() -> None:
+    assert both({"k": [1, 2]}, {"k": [2, 3], "a": [7]}) == {"k": [2], "a": [7]}
+    assert both({}, {"k": [2]}) == {"k": [2]}
