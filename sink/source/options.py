@@ -64,8 +64,7 @@ class ReaderOptions:
                 f"{_listed(_OF_STREAMS)} are for streams, which say where they start: "
                 f'.option("start", "{FULL}"), "{EARLIEST}", "{LATEST}", or a cut'
             )
-        if start is not None and start not in (FULL, EARLIEST, LATEST):
-            Cut.of(start)
+        start = None if start is None else _start(start)
         if start is not None and (at is not None or get["isolation"] is not None):
             raise InvalidInput(
                 "a stream has committed changes from `start` on: leave `at` and `isolation`"
@@ -130,6 +129,19 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _start(text: str) -> str:
+    """Return where a stream starts: a word, or a cut as it was given."""
+    word = text.casefold()
+    if word in (FULL, EARLIEST, LATEST):
+        return word
+    try:
+        return str(Cut.of(text))
+    except InvalidInput as exc:
+        raise InvalidInput(
+            f'`start` is "{FULL}", "{EARLIEST}", "{LATEST}", or a cut; and {exc}'
+        ) from exc
+
+
 def _mode(text: str | None) -> str:
     mode = (text or CHANGES).casefold()
     if mode not in _MODES:
@@ -140,7 +152,8 @@ def _mode(text: str | None) -> str:
 def _count(name: str, text: str | None) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    # Spark counts rows in 64 bits.
+    if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0):
         raise InvalidInput(f"`{name}` is a number of rows, not {text!r}")
     return int(text)
 
