@@ -99,14 +99,16 @@ class Cut:
     def of_locks(cls, table: str, locks: LockSet) -> "Cut":
         """Return the cut that lock records make which were read within one epoch."""
         records = {owner: record for owner, record in locks.records.items() if not record.blank}
-        starts = _starts(records)
+        starts, promised = _starts(records), _promised(records)
         owners = {}
         for owner, record in records.items():
             offsets, through = starts.pop(owner, None), None
             if offsets is None and record.held and not record.ready:
                 # It has written nothing under its epoch yet.
                 through = Token(record.epoch - 1, LAST_BATCH)
-            owners[owner] = OwnerCut(batch=record.batch, offsets=offsets, through=through)
+            # A promise counts as committed once its owner is succeeded, and is not written yet.
+            batch = min(record.batch, promised.get(owner, record.batch + 1) - 1)
+            owners[owner] = OwnerCut(batch=batch, offsets=offsets, through=through)
         # Of a debtor that was forgotten, there is no record any more.
         owners |= {debtor: OwnerCut(batch=-1, offsets=at) for debtor, at in starts.items()}
         return cls(table=table, epoch=locks.epoch, time_ms=locks.modified_ms, owners=owners)
@@ -181,6 +183,10 @@ class Cut:
         """Whether the other may be a later one of the same table: it has nothing less."""
         if self.table != later.table or (later.epoch or 0) < (self.epoch or 0):
             return False
+        if self.ends is not None and later.ends is not None:
+            buckets = self.ends.keys() & later.ends.keys()
+            if any(self.ends[bucket] > later.ends[bucket] for bucket in buckets):
+                return False
         # Where nobody acquired in between, nobody was forgotten and has begun anew, either.
         known = self.owners.keys() & later.owners.keys() if self.epoch == later.epoch else ()
         return all(self.owners[one].batch <= later.owners[one].batch for one in known)
@@ -227,6 +233,17 @@ def _starts(records: Mapping[str, LockRecord]) -> dict[str, Offsets]:
             known = starts.get(debt.owner)
             starts[debt.owner] = debt.offsets if known is None else _lower(known, debt.offsets)
     return starts
+
+
+def _promised(records: Mapping[str, LockRecord]) -> dict[str, int]:
+    """Return, by debtor, the first batch that was promised and is not known to be written."""
+    promised: dict[str, int] = {}
+    for owner, record in records.items():
+        for debt in unpaid(owner, record):
+            if debt.prepared is not None:
+                batch = debt.prepared.token.batch
+                promised[debt.owner] = min(batch, promised.get(debt.owner, batch))
+    return promised
 
 
 def _lower(one: Offsets, other: Offsets) -> Offsets:

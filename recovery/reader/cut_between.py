@@ -14,7 +14,7 @@ from foundation.ids import BucketId, Token
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.segment import SegmentHeader
 from recovery.reader.cut import LAST_BATCH, Cut, OwnerCut
-from recovery.reader.isolation import undone_columns, undone_of
+from recovery.reader.isolation import undone_between, undone_of
 
 # So many batches of a bucket are told one by one; of each epoch, those that follow are one piece.
 MOST_PIECES = 2_000
@@ -43,9 +43,11 @@ class Piece(NamedTuple):
         )
 
 
-def pieces_of(headers: Sequence[SegmentHeader], most: int = MOST_PIECES) -> tuple[Piece, ...]:
+def pieces_of(
+    headers: Sequence[SegmentHeader], most: int = MOST_PIECES, *, locked: bool = True
+) -> tuple[Piece, ...]:
     """Return what the changes between two cuts are made of; what was undone is left out."""
-    undone = undone_columns(headers)
+    undone = undone_between(headers, locked=locked)
     pieces: dict[object, Piece] = {}
     for header in headers:
         columns = frozenset(header.column_ids) - undone_of(undone, header)
@@ -69,10 +71,15 @@ def cut_between(
 
     One batch at least is in it, however large.
     """
-    if sum(piece.keys for pieces in found.values() for piece in pieces) <= most_keys:
+    pieces = [piece for of_bucket in found.values() for piece in of_bucket]
+    if sum(piece.keys for piece in pieces) <= most_keys:
         return until
-    chosen = _choose(_puts(found) if until.epoch is None else _batches(found), most_keys)
-    if not chosen:
+    if until.epoch is not None and any(piece.token is None for piece in pieces):
+        # Earlier releases did not write down under which lock: their batches cannot be told apart.
+        return until
+    lanes = _puts(found) if until.epoch is None else _batches(found)
+    chosen = _choose(lanes, most_keys)
+    if not chosen or len(chosen) == sum(map(len, lanes)):
         return until
     time_ms = max(since.time_ms, *(step.time_ms for step in chosen))
     if until.epoch is None:
@@ -116,7 +123,7 @@ def _batches(found: Mapping[BucketId, Sequence[Piece]]) -> list[_Lane]:
     steps: dict[Token, _Step] = {}
     for bucket, pieces in found.items():
         for piece in pieces:
-            assert piece.token is not None, "a table with locks is written under locks"
+            assert piece.token is not None
             new = _Step(piece.owner, piece.token, piece.time_ms)
             steps.setdefault(piece.token, new).add(bucket, piece)
     tokens = sorted(steps)

@@ -149,6 +149,15 @@ def undone_columns(headers: Sequence[SegmentHeader]) -> dict[int, frozenset[int]
     return undone
 
 
+def undone_between(headers: Sequence[SegmentHeader], *, locked: bool) -> dict[int, frozenset[int]]:
+    """Return the same of the changes between two cuts of a table, with column locks or without.
+
+    What is undone of a lock's holder was in no cut. Without locks, a put is in every cut from then
+    on, and what brings it back is a change like any other: nothing is left out.
+    """
+    return undone_columns(headers) if locked else {}
+
+
 def undone_of(undone: Mapping[int, frozenset[int]], header: SegmentHeader) -> frozenset[int]:
     """Return the columns in which one of these segments was undone."""
     return undone.get(header.base_offset, frozenset())

@@ -109,7 +109,7 @@ class Reading:
         since, until = (table.check_cut(cut).at(key.bucket) for cut in (call.since, call.until))
         bucket = self._hosting.get(key).bucket
         self._session.check()
-        found = open_changes_between(bucket, since, until, after=call.after)
+        found = open_changes_between(bucket, since, until, after=call.after, locked=table.locked)
         return found.schema, _messages(found)
 
     def pieces(self, call: ChangedPieces) -> ChangedPiecesAnswer:
@@ -120,7 +120,8 @@ class Reading:
         self._session.check()
 
         def pieces(one: LedBucket) -> tuple[Piece, ...]:
-            return pieces_of(headers_between(one.bucket, since.at(one.key), until.at(one.key)))
+            headers = headers_between(one.bucket, since.at(one.key), until.at(one.key))
+            return pieces_of(headers, locked=table.locked)
 
         results = tuple(self._map(pieces, led))
         return ChangedPiecesAnswer(session=self._session.name, results=results)

@@ -22,11 +22,20 @@ CHANGES, UPSERTS = "changes", "upserts"
 _MODES = (CHANGES, UPSERTS)
 _STORAGE = "storage."
 _OF_STREAMS = ("start", "mode", "maxRowsPerTrigger", "leaseDuration")
-_KNOWN = (
-    *("table", "zookeeper", "token", "tlsRoot", "zookeeperUser", "zookeeperPassword", "deadline"),
-    *("columns", "keys", "isolation", "at", "lease", "pushFilters"),
-    *_OF_STREAMS,
-)
+# All options, with what they are unless they are given.
+OPTIONS: Mapping[str, str | None] = {
+    **dict.fromkeys(("table", "zookeeper", "token", "tlsRoot")),
+    **dict.fromkeys(("zookeeperUser", "zookeeperPassword")),
+    "deadline": "30 s",
+    **dict.fromkeys(("columns", "keys")),
+    "isolation": Isolation.COMMITTED.value,
+    **dict.fromkeys(("at", "lease")),
+    "pushFilters": "false",
+    "start": None,
+    "mode": CHANGES,
+    "maxRowsPerTrigger": None,
+    "leaseDuration": "24 h",
+}
 # What Spark adds by itself.
 _OF_SPARK = frozenset({"path", "checkpointlocation"})
 # What it adds when a table of its own catalog is created.
@@ -66,21 +75,20 @@ class ReaderOptions:
         environment = os.environ if environment is None else environment
         given = {name.casefold(): value for name, value in options.items()}
         _check_names(given)
-        get = {name: given.get(name.casefold()) for name in _KNOWN}
+        get = {name: given.get(name.casefold(), default) for name, default in OPTIONS.items()}
         if not get["table"]:
             hint = "" if given else f". In SQL, {_NO_CATALOG}"
             raise InvalidInput(f'which table? Say .option("table", "..."){hint}')
         at = get["at"]
         start = get["start"]
-        misplaced = tuple(name for name in _OF_STREAMS if get[name] is not None)
+        misplaced = tuple(name for name in _OF_STREAMS if name.casefold() in given)
         if start is None and misplaced:
             raise InvalidInput(
                 f"{_listed(misplaced)}: only for streams, which say where they start: "
                 f'.option("start", "{FULL}"), "{EARLIEST}", "{LATEST}", or a cut'
             )
-        if start is not None and start not in (FULL, EARLIEST, LATEST):
-            Cut.of(start)
-        if start is not None and (at is not None or get["isolation"] is not None):
+        start = None if start is None else _start(start)
+        if start is not None and (at is not None or "isolation" in given):
             raise InvalidInput(
                 "a stream has committed changes from `start` on: leave `at` and `isolation`"
             )
@@ -92,7 +100,7 @@ class ReaderOptions:
             table=get["table"],
             recipe=_recipe(get, given, environment),
             columns=_columns(get["columns"]),
-            isolation=Isolation.of(get["isolation"] or Isolation.COMMITTED),
+            isolation=Isolation.of(get["isolation"] or ""),
             at=None if at is None else Cut.of(at),
             lease=get["lease"],
             keys=_keys(get["keys"]),
@@ -100,17 +108,17 @@ class ReaderOptions:
             start=start,
             mode=_mode(get["mode"]),
             max_rows=_count("maxRowsPerTrigger", get["maxRowsPerTrigger"]),
-            lease_duration_ms=parse_duration_ms("leaseDuration", get["leaseDuration"] or "24 h"),
+            lease_duration_ms=parse_duration_ms("leaseDuration", get["leaseDuration"] or ""),
         )
 
 
 def _check_names(given: Mapping[str, str]) -> None:
     if not _OF_CATALOG.isdisjoint(given):
         raise InvalidInput(_NO_CATALOG)
-    known = {name.casefold() for name in _KNOWN}
+    known = {name.casefold() for name in OPTIONS}
     for name in given:
         if name not in known and name not in _OF_SPARK and not name.startswith(_STORAGE):
-            near = did_you_mean(name, _KNOWN) or f"; there are {', '.join(_KNOWN)}"
+            near = did_you_mean(name, OPTIONS) or f"; there are {', '.join(OPTIONS)}"
             raise InvalidInput(f"there is no option '{name}'{near}")
 
 
@@ -120,7 +128,7 @@ def _recipe(
     user, password = get["zookeeperUser"], get["zookeeperPassword"]
     if password and not user:
         raise InvalidInput("whose password? Give `zookeeperUser` with `zookeeperPassword`")
-    deadline_s = parse_duration_ms("deadline", get["deadline"] or "30 s") / 1000
+    deadline_s = parse_duration_ms("deadline", get["deadline"] or "") / 1000
     return Recipe.of(
         find_address(get["zookeeper"], '.option("zookeeper", "host:2181")', environment),
         token=get["token"] or environment.get(TOKEN_VARIABLE) or None,
@@ -169,8 +177,21 @@ def _keys(text: str | None) -> dict[str, list[Any]] | None:
     return keys
 
 
+def _start(text: str) -> str:
+    """Return where a stream starts: a word, or a cut as it was given."""
+    word = text.casefold()
+    if word in (FULL, EARLIEST, LATEST):
+        return word
+    try:
+        return str(Cut.of(text))
+    except InvalidInput as exc:
+        raise InvalidInput(
+            f'`start` is "{FULL}", "{EARLIEST}", "{LATEST}", or a cut; and {exc}'
+        ) from exc
+
+
 def _mode(text: str | None) -> str:
-    mode = (text or CHANGES).casefold()
+    mode = (text or "").casefold()
     if mode not in _MODES:
         raise InvalidInput(f"`mode` is {_listed(_MODES)}, not {text!r}")
     return mode
@@ -178,7 +199,7 @@ def _mode(text: str | None) -> str:
 
 def _flag(name: str, text: str | None) -> bool:
     flags = {"true": True, "false": False}
-    flag = flags.get((text or "false").casefold())
+    flag = flags.get((text or "").casefold())
     if flag is None:
         raise InvalidInput(f"`{name}` is true or false, not {text!r}")
     return flag
@@ -187,7 +208,8 @@ def _flag(name: str, text: str | None) -> bool:
 def _count(name: str, text: str | None) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    # Spark counts rows in 64 bits.
+    if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0):
         raise InvalidInput(f"`{name}` is a number of rows, not {text!r}")
     return int(text)
 

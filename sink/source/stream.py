@@ -7,6 +7,7 @@ rows (`full`), or the changes since a cut. What Spark repeats is planned by its 
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -76,6 +77,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         until = self._target or self._now()
         if _CUT in start:
             since = self._checked(start)
+            self._advance(since)
             if since.has_same_work(until):
                 return start
             return {_CUT: str(self._limited(since, until, limit))}
@@ -151,27 +153,41 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         while True:
             buckets = remote.bucket_ids()
             try:
-                return pieces_between(remote.caller, since, until, buckets)
+                with self._saying_what_to_do():
+                    return pieces_between(remote.caller, since, until, buckets)
             except PartitionGone:
                 continue
-            except CutTooOld as exc:
-                raise CutTooOld(
-                    f"changes of table {remote.name} that this stream has not read are gone from "
-                    f"the log, which servers keep for --log-ttl ({exc}). Start it with a new "
-                    'checkpoint, and .option("start", "full") to have all rows; .option("lease", '
-                    '"a name") keeps the log for as long as the stream needs it'
-                ) from exc
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield what a task has to read."""
-        return map(caster(self._schema), partition.value.batches())
+        with self._saying_what_to_do():
+            yield from map(caster(self._schema), partition.value.batches())
+
+    @contextmanager
+    def _saying_what_to_do(self) -> Iterator[None]:
+        """Say how to go on, if the log has not what the stream needs."""
+        try:
+            yield
+        except CutTooOld as exc:
+            raise CutTooOld(
+                f"changes of table {self._wanted.table.name} that this stream has not read are "
+                f"gone from the log, which servers keep for --log-ttl ({exc}). Start it with a "
+                'new checkpoint, and .option("start", "full") to have all rows; .option("lease", '
+                '"a name") keeps the log for as long as the stream needs it'
+            ) from exc
 
     # --- The log that is still needed -----------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Let go of the log before this offset; Spark does not ask for it any more."""
+        """Let go of the log before this offset; Spark does not ask for it any more.
+
+        Of the last micro-batch Spark does not say so, but asks what comes after it.
+        """
+        self._advance(self._checked(end))
+
+    def _advance(self, position: Cut) -> None:
         if self._lease is not None:
-            self._lease.advance(self._checked(end))
+            self._lease.advance(position)
 
     def _hold(self) -> None:
         """Hold the log before anything is planned: where the stream stands is held from then on."""

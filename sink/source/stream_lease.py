@@ -38,10 +38,12 @@ class StreamLease:
         """Drop what a stream does not need that has come to this cut."""
         if not self._begins_at.is_before(position):
             return
-        for lease_id in self._former:
+        # First of all they are not renewed any more.
+        former, self._former = self._former, []
+        for lease_id in former:
             self._leases().drop(self._table.table_id, lease_id)
-        self._former = []
-        if time.monotonic() - self._taken_s >= self._again_s:
+        old = time.monotonic() - self._taken_s >= self._again_s
+        if old or not self._held.issuperset(self._table.bucket_ids()):
             self._former = [self._current]
             self._current, self._begins_at = self._take()
 
@@ -65,10 +67,13 @@ class StreamLease:
         self._number += 1
         lease_id = f"{self._name}.{self._number}"
         lease = self._table.lease_latest(lease_id, self._duration_ms / 1000, renew=False)
+        self._held = frozenset(lease.snapshots)
         return lease_id, lease.cut
 
     def _renew(self) -> None:
         for lease_id in (*self._former, self._current):
+            if lease_id == self._current and not self._held:
+                continue  # There is no partition yet, and a lease of nothing is none.
             try:
                 self._leases().renew(self._table.table_id, lease_id, self._duration_ms)
             except UnknownLease as exc:

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from foundation.errors import InvalidInput, PartitionGone, UnknownTable
 from foundation.ids import BucketId
-from merge_engine.bucket.changelog import ABOUT_CHANGES
+from merge_engine.bucket.changelog import ABOUT_CHANGES, changelog_schema
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.merging.grouping import group_by_key
+from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from recovery.reader.table_changes import BUCKET
@@ -127,11 +128,23 @@ class ReadFirst(ReadRows):
             CHANGED: pa.scalar(list(self.wanted.columns), pa.list_(pa.string())),
             TIMESTAMP: pa.scalar(self.cut.time, pa.timestamp("us", tz="UTC")),
         }
-        for batch in super().batches():
+        for batch in self._rows():
             found = batch
             for name, value in constants.items():
                 found = found.append_column(name, pa.repeat(value, batch.num_rows))
             yield found
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows; a partition that was dropped since has none."""
+        known = frozenset(self.wanted.remote.bucket_ids())
+        for bucket in self.buckets:
+            if bucket not in known:
+                logger.warning("rows of bucket %s are not read: it was dropped", bucket)
+                continue
+            try:
+                yield from ReadRows(wanted=self.wanted, buckets=(bucket,), cut=self.cut).batches()
+            except PartitionGone as exc:
+                logger.warning("rows of bucket %s are not read: %s", bucket, exc)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,29 +168,42 @@ class ReadChanges(TableTask):
         """
         table = self.wanted.remote
         table.refresh()
-        names = self._names_now(table.definition)
+        shown, names = None, {}
         for bucket in self.buckets:
             try:
                 for batch in bucket_changes(table.caller, self.since, self.until, bucket):
-                    found = _under_old_names(batch, names)
-                    if found is not None:
+                    if batch.schema != shown:
+                        shown, names = batch.schema, self._names(table, batch.schema)
+                    found = _under_old_names(batch, names, keys_only=not self.wanted.columns)
+                    if found.num_rows:
                         yield bucket, found
             except PartitionGone as exc:
                 logger.warning("changes of bucket %s are not read: %s", bucket, exc)
 
-    def _names_now(self, now: ClusterTable) -> dict[str, str]:
-        """Return the names that columns have by now, and had when the query was planned.
+    def _names(self, table: RemoteTable, shown: pa.Schema) -> dict[str, str]:
+        """Return the names that columns have in these records, and had when the query was planned.
 
-        InvalidInput if one was dropped: a query goes on with the columns that it began with.
+        A server may know of alterations that we do not, or we of some that it does not.
+        InvalidInput if a column was dropped: a query goes on with the columns that it began with.
         """
-        by_id = {column.id: column.name for column in now.schema.columns}
+        table.refresh()
+        schemas = [one for one in table.definition.history.schemas.values() if _fits(one, shown)]
+        found = [self._names_in(schema) for schema in schemas]
+        if not found or any(one != found[0] for one in found):
+            raise InvalidInput(
+                f"table {table.name} was altered while its changes were read; start the query again"
+            )
+        return found[0]
+
+    def _names_in(self, schema: Schema) -> dict[str, str]:
+        by_id = {column.id: column.name for column in schema.columns}
         before = self.wanted.table.schema
         names = {}
         for column in (*before.key_columns, *before.values(self.wanted.columns)):
             if column.id not in by_id:
                 raise InvalidInput(
-                    f"column '{column.name}' of table {now.name} was dropped while it was read; "
-                    "start the query again, without it"
+                    f"column '{column.name}' of table {self.wanted.table.name} was dropped while "
+                    "it was read; start the query again, without it"
                 )
             names[by_id[column.id]] = column.name
         return names
@@ -213,16 +239,24 @@ def restricted(task: ReadChanges) -> ReadChanges:
     return replace(task, since=task.since.only(task.buckets), until=task.until.only(task.buckets))
 
 
-def _under_old_names(batch: pa.RecordBatch, names: dict[str, str]) -> pa.RecordBatch | None:
-    """Return change records under old names; None if they are about columns that are not wanted."""
+def _fits(schema: Schema, shown: pa.Schema) -> bool:
+    """Whether these are change records of a schema."""
+    return bool(changelog_schema(schema) == shown)
+
+
+def _under_old_names(
+    batch: pa.RecordBatch, names: dict[str, str], *, keys_only: bool
+) -> pa.RecordBatch:
+    """Return change records of the columns that are wanted, under the names that they had.
+
+    None of them if they are about other columns; of those who want keys only, all of them.
+    """
     known = [name for name in batch.schema.names if name in names or name in ABOUT_CHANGES]
     found = batch.select(known).rename_columns([names.get(name, name) for name in known])
     told = batch.column(CHANGED)[0].as_py()
-    wanted = [names[name] for name in told if name in names]
-    if wanted == told:
-        return found
-    if not wanted:
-        return None
+    changed = told if keys_only else [names[name] for name in told if name in names]
+    if not changed:
+        return found.slice(0, 0)
     at = found.schema.get_field_index(CHANGED)
-    columns = pa.repeat(pa.scalar(wanted, pa.list_(pa.string())), found.num_rows)
-    return found.set_column(at, found.schema.field(at), columns)
+    said = pa.repeat(pa.scalar(changed, pa.list_(pa.string())), found.num_rows)
+    return found.set_column(at, found.schema.field(at), said)

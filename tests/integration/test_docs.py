@@ -12,6 +12,7 @@ from server.__main__ import parser
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from sink.options import OWNER_ID, TTL, SinkOptions
+from sink.source.options import OPTIONS
 from tests.support.documented import (
     NAMES,
     ROOT,
@@ -108,6 +109,18 @@ def test_the_options_of_a_sink_are_those_that_it_takes() -> None:
     assert {
         name: values_in(cell, milliseconds=name.endswith("_ms")) for name, cell in rows.items()
     } == {name: [default] for name, default in defaults.items()}
+
+
+def test_the_options_of_spark_readers_are_those_that_they_take() -> None:
+    told: dict[str, str | None] = {}
+    for table in page("docs/spark-readers.md").tables():
+        for row in table if "option" in table[0] else ():
+            default = row["default"].strip("`")
+            names = re.findall(r"`([^`]+)`", row["option"])
+            told |= dict.fromkeys(names, None if default == "none" else default)
+    assert told.pop("storage.*") is None
+    # Those of streams are named among all, and have their own table.
+    assert told == dict(OPTIONS)
 
 
 # --- Links ----------------------------------------------------------------------------------------

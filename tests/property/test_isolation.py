@@ -175,7 +175,7 @@ class IsolationMachine(RuleBasedStateMachine):
             columns = sorted(NAMES[column] for column in record.columns)[: number or None]
             self.write(Work(owner, self.bucket.end_offset, columns, rows, False), record.epoch)
         elif record.ready and name == "commit":
-            self.committed(owner, batch=record.batch + 1)
+            self.committed(owner, batch=self.next_batch())
         elif record.ready and name == "prepare" and not pending:
             token = LockToken(record.epoch, self.next_batch())
             location = f"{owner}/{token}"

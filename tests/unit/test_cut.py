@@ -1,5 +1,6 @@
 """Cuts as values: what records make of them, as text and back, which is before which."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -51,6 +52,30 @@ def test_a_promised_batch_is_not_in_it() -> None:
     cut = cut_of({"me": ready(4, prepared=Prepared(Token(4, 4), "redo/4"))})
     assert cut.at(A).bound("me") == Bound(7)
     assert cut.batches == {"me": 3}
+
+
+def test_a_promised_batch_is_not_in_it_when_its_owner_was_succeeded_and_has_not_paid() -> None:
+    promise = Prepared(Token(4, 4), "redo/4")
+    debt = Debt(
+        kind=DebtKind.REDO, owner="me", columns=(2,), offsets=Offsets({A: 7}), prepared=promise
+    )
+    # It counts as committed from then on, for writers: it will be.
+    mine = LockRecord(held=True, epoch=5, batch=4, columns=(2,), debts=(debt,))
+    hers = {
+        "her": LockRecord(held=True, epoch=5, batch=0, columns=(2,), debts=(debt,)),
+        "me": LockRecord(epoch=4, batch=4),
+    }
+    for records in ({"me": mine}, hers):
+        cut = cut_of(records)
+        assert cut.at(A).bound("me") == Bound(7)
+        assert cut.batches["me"] == 3
+        paid = {
+            owner: replace(one, debts=(), ready=one.held, offsets=Offsets({A: 9}))
+            for owner, one in records.items()
+        }
+        assert not cut.has_same_work(cut_of(paid))
+        assert cut.is_before(cut_of(paid))
+        assert not cut_of(paid).is_before(cut)
 
 
 def test_of_a_lock_that_is_not_ready_nothing_of_its_epoch_is_in_it() -> None:
@@ -137,6 +162,11 @@ def at(epoch: int | None, table: str = "t", **batches: int) -> Cut:
     return Cut(table=table, epoch=epoch, time_ms=0, owners=owners)
 
 
+def ended(**ends: int) -> Cut:
+    by_bucket = {{"a": A, "b": B}[name]: end for name, end in ends.items()}
+    return Cut(table="t", epoch=None, time_ms=0, ends=Offsets(by_bucket))
+
+
 @pytest.mark.parametrize(
     ("one", "other", "before"),
     [
@@ -150,6 +180,11 @@ def at(epoch: int | None, table: str = "t", **batches: int) -> Cut:
         (at(None), at(1, me=4), True),
         (at(None), at(None), True),
         (at(1, me=3), at(1, "other", me=4), False),
+        # Without locks, by where the logs ended.
+        (ended(a=3), ended(a=3, b=1), True),
+        (ended(a=3, b=2), ended(a=4), True),
+        (ended(a=3, b=2), ended(a=4, b=1), False),
+        (ended(a=3), at(1, me=4), True),
     ],
 )
 def test_a_cut_is_before_those_that_have_nothing_less(one: Cut, other: Cut, before: bool) -> None:
