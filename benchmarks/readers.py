@@ -43,7 +43,7 @@ def spark_read(setting: Setting) -> Iterator[Figure]:
         parquet = spark.read.parquet(str(rows))
         yield from _whole(setting, reader.load(), parquet)
         yield from _two_columns(setting, spark, options, parquet)
-        yield from _one_key(setting, spark, reader.option("pushFilters", "true").load())
+        yield from _one_key(setting, spark, options)
 
 
 def _whole(setting: Setting, frame: Any, parquet: Any) -> Iterator[Figure]:
@@ -75,8 +75,10 @@ def _two_columns(
     )
 
 
-def _one_key(setting: Setting, spark: Any, frame: Any) -> Iterator[Figure]:
+def _one_key(setting: Setting, spark: Any, options: dict[str, str]) -> Iterator[Figure]:
     from pyspark.sql.datasource import DataSource, DataSourceReader  # noqa: PLC0415
+
+    frame = spark.read.format("tallybook").options(**options, pushFilters="true").load()
 
     class NoRows(DataSourceReader):  # type: ignore[misc]
         def read(self, _: Any) -> Iterator[tuple[Any, ...]]:
@@ -86,31 +88,46 @@ def _one_key(setting: Setting, spark: Any, frame: Any) -> Iterator[Figure]:
         def schema(self) -> str:
             return "key BIGINT"
 
-        def reader(self, _: Any) -> NoRows:
+        def reader(self, schema: Any) -> NoRows:  # noqa: ARG002
             return NoRows()
 
     spark.dataSource.register(Nothing)
     nothing = spark.read.format("Nothing").load()
 
-    def step(other: Callable[[], Any]) -> tuple[float, float]:
-        seconds, found = timed(lambda: frame.where("key = 77").collect())
-        assert [row.key for row in found] == [77]
-        return seconds, timed(other)[0]
+    def by_filter() -> Any:
+        return frame.where("key = 77").collect()
+
+    def by_key() -> Any:
+        table, place = options["table"], options["zookeeper"]
+        return tb.spark.read(spark, table, keys={"key": [77]}, zookeeper=place).collect()
 
     def empty() -> Any:
         return spark.range(0, 0, 1, 1).collect()
 
-    for _ in range(_JOBS):  # The JVM takes some to get to speed.
-        step(empty)
-    yield interleave(setting.runs, _JOBS, lambda: step(empty)).duration(
+    def in_turn(ours: Callable[[], Any], other: Callable[[], Any]) -> Pairs:
+        def step() -> tuple[float, float]:
+            seconds, found = timed(ours)
+            assert [row.key for row in found] == [77]
+            return seconds, timed(other)[0]
+
+        for _ in range(_JOBS):  # The JVM takes some to get to speed.
+            step()
+        return interleave(setting.runs, _JOBS, step)
+
+    yield in_turn(by_key, empty).duration(
         "spark_read_one_key_vs_empty_job",
-        what=f"`spark.read` of one of {setting.keys:,} keys by a filter, against an empty Spark "
-        "job: `spark.range(0, 0, 1, 1).collect()`",
+        what=f"`tb.spark.read(..., keys=...)` of one of {setting.keys:,} keys, against an empty "
+        "Spark job: `spark.range(0, 0, 1, 1).collect()`",
         goal="<=2",
     )
-    yield interleave(setting.runs, _JOBS, lambda: step(nothing.collect)).duration(
-        "spark_read_one_key_vs_empty_python_source",
-        what="the same, against a data source in Python that has no rows",
+    yield in_turn(by_filter, empty).duration(
+        "spark_read_one_key_by_filter_vs_empty_job",
+        what="the same key by a filter of `spark.read` that is pushed down, against the same",
+        goal="<=2",
+    )
+    yield in_turn(by_filter, nothing.collect).duration(
+        "spark_read_one_key_by_filter_vs_empty_python_source",
+        what="the same, against a data source in Python that has no rows, planned before",
     )
 
 

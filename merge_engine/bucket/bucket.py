@@ -125,6 +125,11 @@ class Bucket:
             self._inner.catch_up()
             return self._log.end
 
+    def estimated_rows(self) -> int:
+        """Return how many rows there are, as RocksDB estimates it."""
+        self._check_open()
+        return self._view.estimated_rows()
+
     @property
     def history(self) -> SchemaHistory:
         """The schemas that this bucket knows."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import ServerUnavailable
+from foundation.errors import PartitionGone, ServerUnavailable
 from foundation.ids import BucketId, LeadKey
 from locks.encoding.offsets import Offsets
 from recovery.reader.cut import Cut
@@ -81,13 +81,29 @@ class Changelog:
         return replace(self._call, after=self.next_offset)
 
 
-def log_ends(caller: TableCaller) -> LogEnds:
-    """Return the call that asks where the logs of all buckets start and end."""
+def log_ends(caller: TableCaller, buckets: Sequence[BucketId] | None = None) -> LogEnds:
+    """Return the call that asks where the logs of these buckets, or of all, start and end."""
     return LogEnds(
         table_id=caller.table.table_id,
         schema_version=caller.table.schema.version,
-        buckets=tuple(caller.bucket_ids()),
+        buckets=tuple(caller.bucket_ids() if buckets is None else buckets),
     )
+
+
+def estimated_rows(caller: TableCaller, buckets: Sequence[BucketId]) -> dict[BucketId, int]:
+    """Return about how many rows buckets have, as far as it is told.
+
+    Nothing, if a partition was dropped just now.
+    """
+    try:
+        answers = caller.ask(log_ends(caller, buckets), check_partitions=True)
+    except PartitionGone:
+        return {}
+    return {
+        bucket: rows
+        for share, answer in answers
+        for bucket, rows in zip(share, answer.rows or (), strict=False)
+    }
 
 
 def earliest_cut(caller: TableCaller) -> Cut:

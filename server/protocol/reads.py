@@ -118,10 +118,11 @@ class Lookup(BucketsCall[LookupAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class LogEndsAnswer(BucketsAnswer[int]):
-    """Where the logs end, and where they start."""
+    """Where the logs end, where they start, and about how many rows the buckets have."""
 
     results: Annotated[tuple[int, ...], NUMBERS.called("ends")]
     starts: Annotated[tuple[int, ...], NUMBERS]
+    rows: Annotated[tuple[int, ...] | None, NUMBERS] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,6 +132,7 @@ class Reading:
         return LogEndsAnswer(
             session=self._session.name,
             starts=tuple(bucket.bucket.start_offset for bucket in led),
+            rows=tuple(bucket.bucket.estimated_rows() for bucket in led),
             results=tuple(bucket.bucket.settled_end() for bucket in led),
         )
 

@@ -1,6 +1,6 @@
 """How a batch read is made of tasks: which buckets or keys each of them reads, all at one cut."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foundation.errors import InvalidInput
@@ -8,6 +8,7 @@ from foundation.ids import BucketId
 from merge_engine.merging.routing import route
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
+from server.client.changelog import estimated_rows
 from server.client.cluster import Recipe
 from server.client.remote_table import RemoteTable
 from sink.source.options import ReaderOptions
@@ -16,6 +17,8 @@ from sink.source.tasks import ReadKeys, ReadRows, TableTask, Wanted
 
 # There are not more tasks than that: with more buckets, a task reads several.
 MOST_TASKS = 1_000
+# Spark takes some 50 ms for a task in Python, in which this many rows can be read.
+_ROWS_A_TASK = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
         return [ReadKeys(wanted=wanted, cut=cut, keys=pruned.keys)] if pruned.keys.num_rows else []
     held = {} if plan.lease is None else table.borrow_lease(plan.lease).snapshots
     buckets = _buckets(table, pruned)
+    sizes = estimated_rows(table.caller, buckets) if len(buckets) > 1 else {}
     # The cut may be later than the lease: what has come since is read from the leaders.
     shares = [([one for one in buckets if one in held], plan.lease)]
     shares += [([one for one in buckets if one not in held], None)]
@@ -71,7 +75,7 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
             lease=lease,
         )
         for share, lease in shares
-        for some in grouped(share)
+        for some in grouped(share, sizes)
     ]
 
 
@@ -97,7 +101,21 @@ def _cut(table: RemoteTable, plan: RowsPlan) -> Cut | None:
     return table.cut() if plan.isolation is Isolation.COMMITTED else None
 
 
-def grouped(buckets: Sequence[BucketId]) -> list[tuple[BucketId, ...]]:
-    """Return the buckets of each task: one, unless there are very many."""
-    size = -(-len(buckets) // MOST_TASKS) or 1
-    return [tuple(buckets[at : at + size]) for at in range(0, len(buckets), size)]
+def grouped(
+    buckets: Sequence[BucketId], sizes: Mapping[BucketId, int]
+) -> list[tuple[BucketId, ...]]:
+    """Return the buckets of each task: small ones together, and more if there are very many.
+
+    `sizes`: about how many rows each has; one that is not known is not small.
+    """
+    most = -(-len(buckets) // MOST_TASKS)
+    groups: list[list[BucketId]] = []
+    rows = 0
+    for bucket in buckets:
+        size = sizes.get(bucket, _ROWS_A_TASK)
+        if not groups or (rows + size > _ROWS_A_TASK and len(groups[-1]) >= most):
+            groups.append([])
+            rows = 0
+        groups[-1].append(bucket)
+        rows += size
+    return list(map(tuple, groups))

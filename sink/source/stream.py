@@ -23,7 +23,7 @@ from foundation.errors import CutTooOld, InvalidInput, PartitionGone
 from foundation.ids import BucketId
 from recovery.reader.cut import Cut
 from recovery.reader.cut_between import Piece, cut_between
-from server.client.changelog import earliest_cut, pieces_between
+from server.client.changelog import earliest_cut, estimated_rows, pieces_between
 from server.protocol.definitions import ClusterTable
 from sink.source.options import CHANGES, EARLIEST, FULL, LATEST, UPSERTS, ReaderOptions
 from sink.source.planning import grouped
@@ -135,10 +135,11 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def _plan_rows(self, cut: Cut) -> list[ReadFirst]:
         upserts = self._options.mode == UPSERTS
-        buckets = grouped(self._wanted.remote.bucket_ids())
+        remote = self._wanted.remote
+        buckets = remote.bucket_ids()
         return [
             ReadFirst(wanted=self._wanted, cut=cut.only(some), buckets=some, as_upserts=upserts)
-            for some in buckets
+            for some in grouped(buckets, estimated_rows(remote.caller, buckets))
         ]
 
     def _plan_changes(self, since: Cut, until: Cut) -> list[ReadChanges]:

@@ -14,6 +14,7 @@ from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Recipe
+from server.protocol.reads import LogEnds
 from sink.source.planning import MOST_TASKS, RowsPlan, grouped, plan_rows
 from sink.source.tasks import ReadKeys, ReadRows, TableTask
 from tests.conftest import SUMS
@@ -32,7 +33,11 @@ class KnownBuckets:
         if partitions is not None:
             self.ids = {partition_key(schema, {"day": day}): n for day, n in partitions.items()}
         self.definition = SimpleNamespace(check_cut=lambda cut: cut)
-        self.caller = SimpleNamespace(read_partitions=lambda: self.ids, find=self._find)
+        self.caller = SimpleNamespace(
+            read_partitions=lambda: self.ids, find=self._find, ask=self._ask
+        )
+        self.caller.table = SimpleNamespace(table_id=1, schema=schema)
+        self.sizes: Mapping[BucketId, int] = {}
         self.cuts_taken = 0
         self.held: Sequence[BucketId] = ()
 
@@ -49,6 +54,11 @@ class KnownBuckets:
     def borrow_lease(self, lease_id: str) -> Any:
         assert lease_id == "held"
         return SimpleNamespace(snapshots=dict.fromkeys(self.held, 1))
+
+    def _ask(self, call: LogEnds, *, check_partitions: bool) -> list[Any]:
+        assert check_partitions
+        known = [bucket for bucket in call.buckets if bucket in self.sizes]
+        return [(known, SimpleNamespace(rows=[self.sizes[bucket] for bucket in known]))]
 
     def _find(self, target: Route) -> BucketId | None:
         partition = self.ids.get(target.partition_key)
@@ -84,10 +94,19 @@ def test_there_is_a_task_per_bucket_until_there_are_very_many(
     buckets: int, tasks: int, largest: int
 ) -> None:
     ids = [BucketId(0, number) for number in range(buckets)]
-    groups = grouped(ids)
+    groups = grouped(ids, {})
     assert len(groups) == tasks <= MOST_TASKS
     assert max(map(len, groups), default=0) == largest
     assert [bucket for group in groups for bucket in group] == ids
+
+
+def test_small_buckets_are_read_together() -> None:
+    table = KnownBuckets(SUMS, 8)
+    rows = [100_000, 100_000, 100_000, 900_000, 1, 1, 249_998, 1]
+    table.sizes = dict(zip(table.bucket_ids(), rows, strict=True))
+    tasks = planned(table)
+    assert [len(task.buckets) for task in tasks] == [2, 1, 1, 3, 1]  # type: ignore[attr-defined]
+    assert buckets_of(tasks) == table.bucket_ids()
 
 
 def test_all_tasks_stand_at_one_cut_and_carry_what_it_says_of_their_buckets() -> None:
