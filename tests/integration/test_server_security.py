@@ -2,7 +2,6 @@
 
 import datetime
 import http.client
-import ipaddress
 import json
 import logging
 import socket
@@ -31,6 +30,7 @@ from server.launch.local_cluster import LocalCluster
 from server.protocol import wire
 from server.tablet.config import ServerConfig
 from server.tablet.tablet_server import TabletServer
+from tests.support.certificates import make_certificate
 from tests.support.raw_flight import SCHEMA, client_of, json_log, running
 from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
@@ -50,36 +50,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with ours.pem, ours.key and other.pem: certificates for 127.0.0.1."""
     directory = tmp_path_factory.mktemp("certificates")
     for name in ("ours", "other"):
-        _make_certificate(directory / f"{name}.pem", directory / f"{name}.key")
+        make_certificate(directory / f"{name}.pem", directory / f"{name}.key")
     return directory
-
-
-def _make_certificate(certificate: Path, key: Path, address: str = "127.0.0.1") -> None:
-    """Make a certificate that is signed by itself, good for a day."""
-    x509 = pytest.importorskip("cryptography.x509", reason="certificates need `cryptography`")
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-    secret = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, certificate.stem)])
-    day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
-    addresses = [x509.IPAddress(ipaddress.ip_address(address))]
-    signed = (
-        x509.CertificateBuilder(name, name, secret.public_key(), x509.random_serial_number())
-        .not_valid_before(now - day)
-        .not_valid_after(now + day)
-        .add_extension(x509.SubjectAlternativeName(addresses), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(secret, hashes.SHA256())
-    )
-    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    key.write_bytes(
-        secret.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
 
 
 def _config(tmp_path: Path, **settings: Any) -> ServerConfig:
@@ -336,7 +308,7 @@ def test_a_certificate_of_another_address_is_told_so(
     zookeeper: EmbeddedZooKeeper, certificates: Path, tmp_path: Path
 ) -> None:
     address, pem, key = chroot(zookeeper), tmp_path / "far.pem", tmp_path / "far.key"
-    _make_certificate(pem, key, "192.0.2.1")
+    make_certificate(pem, key, "192.0.2.1")
     with (
         running(address, tmp_path / "far", tls_certificate=pem, tls_key=key),
         client_of(address, tls_root=pem) as cluster,

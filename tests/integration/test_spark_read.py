@@ -26,6 +26,7 @@ from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from server.launch.local_cluster import LocalCluster
 from tests.conftest import SUMS
+from tests.support.certificates import make_certificate
 from tests.support.day_tables import DAYS
 from tests.support.raw_flight import client_of, running
 from tests.support.sinks import Killed
@@ -681,13 +682,22 @@ def test_a_cluster_that_is_not_there_is_an_error_within_seconds_without_secrets(
 TOKEN = "hush-hush-4711"
 
 
-def test_a_token_opens_the_servers_and_is_not_shown(world: World, tmp_path: Path) -> None:
+def test_a_token_opens_servers_that_speak_tls_and_is_not_shown(
+    world: World, tmp_path: Path
+) -> None:
     address = chroot(world.local.zookeeper)
-    guarded = {"token": TOKEN, "credentials": ("me", "hush-0815")}
-    with running(address, tmp_path, **guarded), client_of(address, **guarded) as client:
+    root, key = tmp_path / "root.pem", tmp_path / "root.key"
+    make_certificate(root, key)
+    guarded: dict[str, Any] = {"token": TOKEN, "credentials": ("me", "hush-0815")}
+    tls = {"tls_certificate": root, "tls_key": key}
+    with (
+        running(address, tmp_path, **guarded, **tls),
+        client_of(address, **guarded, tls_root=root) as client,
+    ):
         table = client.create_table("guarded", SUMS, buckets=1)
         write(table, 0, [{"k": 1, "a": 2, "b": 3}])
         own = {"zookeeper": address, "zookeeperUser": "me", "zookeeperPassword": "hush-0815"}
+        own["tlsRoot"] = str(root)
         frame = world.reader("guarded", token=TOKEN).options(**own).load()
         assert balances(frame.where("a = 2")) == {1: 2}
         plans = io.StringIO()
