@@ -12,7 +12,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from itertools import islice
+from itertools import chain, islice
 from typing import cast
 
 import numpy as np
@@ -102,22 +102,20 @@ class PinnedRows:
         return self._items is not None and self._items_at == key
 
     def _read_on(self, count: int) -> tuple[list[bytes], list[bytes]]:
+        """Return the rows where `items` stands. Nothing is done in Python row by row."""
         assert self._items is not None
-        keys: list[bytes] = []
-        values: list[bytes] = []
-        add_key, add_value = keys.append, values.append
+        found: list[bytes] = []
         size = 0
-        while len(keys) < count and size < _ENOUGH_BYTES:
-            begin = len(keys)
-            enough = (_ENOUGH_BYTES - size) * begin // max(size, 1) + 1 if begin else _FIRST_ROWS
-            wanted = min(_CHUNK_ROWS, count - begin, enough)
-            for key, value in islice(self._items, wanted):
-                add_key(key)
-                add_value(value)
-            size += sum(map(len, values[begin:]))
-            if len(keys) - begin < wanted:
+        while (rows := len(found) // 2) < count and size < _ENOUGH_BYTES:
+            enough = (_ENOUGH_BYTES - size) * rows // max(size, 1) + 1 if rows else _FIRST_ROWS
+            wanted = min(_CHUNK_ROWS, count - rows, enough)
+            more = list(chain.from_iterable(islice(self._items, wanted)))
+            found += more
+            size += sum(map(len, more[1::2]))
+            if len(more) < 2 * wanted:
                 self._items = None
                 break
+        keys, values = found[::2], found[1::2]
         if keys:
             self._items_at = keys[-1][len(self._prefix) :]
         return keys, values

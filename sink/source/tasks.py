@@ -108,10 +108,13 @@ class ReadKeys(TableTask):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the key and the columns of those that there are."""
         self.wanted.check()
-        rows = look_up(
-            self.wanted.remote.caller, self.keys, self.wanted.columns, self.cut, found=True
-        )
-        yield from rows.filter(rows[FOUND]).to_batches()
+        yield from self.look_up(self.wanted.remote)
+
+    def look_up(self, table: RemoteTable) -> list[pa.RecordBatch]:
+        """Return the same, over the connection of this table."""
+        rows = look_up(table.caller, self.keys, self.wanted.columns, self.cut, found=True)
+        found: list[pa.RecordBatch] = rows.filter(rows[FOUND]).to_batches()
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from foundation.errors import InvalidInput
+from server.client.cluster import Cluster
 from sink.source.options import ReaderOptions
 from sink.source.planning import RowsPlan, plan_rows
 from sink.source.schemas import caster, row_fields, to_spark
 from sink.source.tasks import ReadKeys
-from sink.worker_connections import connected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,18 +23,19 @@ def read_columns(
     given = ReaderOptions.of(options)
     if given.start is not None:
         raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
-    table = connected(given.recipe).table(given.table)
-    fields = row_fields(table.schema, given.columns if columns is None else columns)
-    tasks = plan_rows(table, given.recipe, RowsPlan.of(given, fields.names))
-    schema = to_spark(fields)
+    cluster: Cluster
+    with given.recipe.connect() as cluster:
+        table = cluster.table(given.table)
+        fields = row_fields(table.schema, given.columns if columns is None else columns)
+        tasks = plan_rows(table, given.recipe, RowsPlan.of(given, fields.names))
+        schema = to_spark(fields)
+        # A few keys are here before Spark has begun to look for them.
+        keys = [task for task in tasks if isinstance(task, ReadKeys)]
+        found = [batch for task in keys for batch in task.look_up(table)]
+    if len(keys) == len(tasks):
+        rows = list(map(caster(schema), found))
+        return spark.createDataFrame(pa.Table.from_batches(rows) if rows else [], schema)
     timezone = spark.conf.get("spark.sql.session.timeZone")
-    if len(tasks) == 1 and isinstance(tasks[0], ReadKeys):
-        # A few keys: they are here before Spark has begun to.
-        cast = caster(schema, "UTC")
-        rows = [cast(batch) for batch in tasks[0].batches()]
-        if rows:
-            return spark.createDataFrame(pa.Table.from_batches(rows), schema)
-        return spark.createDataFrame([], schema)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         cast = caster(schema, timezone)

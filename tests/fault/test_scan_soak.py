@@ -51,7 +51,7 @@ def test_scanners_that_are_left_behind_are_reaped_and_leave_nothing(tmp_path: Pa
         assert address is not None
         resident = []
         with _writing(table) as puts:
-            for number in range(rounds(4, 25)):
+            for number in range(rounds(3, 25)):
                 before = puts[0]
                 _one_round(table, address, random.Random(number))
                 wait_until(lambda: _scanners(client) == 0, "all scanners are gone", 30)

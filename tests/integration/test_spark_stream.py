@@ -4,7 +4,6 @@
 takes half a second.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from recovery.writer.table_writer import TableWriter
 from server.client.remote_table import RemoteTable
 from server.launch.local_cluster import LocalCluster
 from tests.conftest import SUMS
+from tests.fault.cluster_load import LONGER
 from tests.support.sinks import QUERY_S, Sinks, sinks_of
 from tests.support.spark_session import SHORT_LIVED, quiet_spark
 from tests.support.stream_scene import EAGER
@@ -101,7 +101,7 @@ def is_whole(cells: Cells) -> bool:
     return sum(cells.values()) == 200 * len(KEYS)
 
 
-@pytest.mark.parametrize("mode", ["changes", "upserts"])
+@pytest.mark.parametrize("mode", ["changes", "upserts"] if LONGER else ["changes"])
 def test_a_stream_is_exact_over_restarts_and_every_micro_batch_is_whole_batches(
     streams: Streams, tmp_path: Path, mode: str
 ) -> None:
@@ -133,7 +133,9 @@ def test_a_stream_is_exact_over_restarts_and_every_micro_batch_is_whole_batches(
     assert all(len(records) <= 10 for records in list(seen.batches.values())[1:])
 
 
-@pytest.mark.parametrize(("start", "first"), [("full", {1}), ("latest", set())])
+@pytest.mark.parametrize(
+    ("start", "first"), [("full", {1}), ("latest", set())] if LONGER else [("full", {1})]
+)
 def test_batch_0_that_is_repeated_has_what_it_had(
     streams: Streams, tmp_path: Path, start: str, first: set[int]
 ) -> None:
@@ -172,27 +174,6 @@ def test_records_are_those_of_changes_from_a_cut_on_and_a_schema_chooses_columns
     calls = seen.calls
     assert not streams.follow(table, seen, cut)
     assert seen.calls == calls
-
-
-def test_it_ends_although_a_writer_goes_on(streams: Streams, tmp_path: Path) -> None:
-    table = streams.table(SUMS)
-    seen, ended = Seen(tmp_path), threading.Event()
-    with table.writer(owner_id="w", columns=["a"]) as writer:
-        write(writer, a=1)
-
-        def go_on() -> None:
-            while not ended.is_set():
-                write(writer, a=1)
-
-        thread = threading.Thread(target=go_on)
-        thread.start()
-        try:
-            assert not streams.follow(table, seen, "earliest", maxRowsPerTrigger=10_000)
-        finally:
-            ended.set()
-            thread.join()
-    assert len(seen.batches) <= 2
-    assert 0 < max(row["_batch"] for row in seen.records) < writer.batch
 
 
 def test_a_running_query_goes_on_with_its_columns_until_one_is_dropped(

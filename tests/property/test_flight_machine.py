@@ -12,7 +12,7 @@ from recovery.embedded.table import Table
 from tests.property.test_table_machine import TableMachine
 from tests.property.through_flight import ThroughFlight
 
-EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "4"))
 
 
 class FlightMachine(TableMachine):

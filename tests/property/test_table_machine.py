@@ -46,7 +46,7 @@ from tests.property.table_model import (
     visible,
 )
 
-EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "9"))
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "7"))
 
 
 def stored_rows(bucket: Bucket) -> int:

@@ -12,7 +12,7 @@ from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from tests.support.coordinators import DEFINITION
 from tests.support.zookeeper_server import chroot, session
 
-ROUNDS = 1_000 if "TALLYBOOK_EXAMPLES" in os.environ else 250
+ROUNDS = 1_000 if "TALLYBOOK_EXAMPLES" in os.environ else 120
 
 
 RACER = """
