@@ -43,7 +43,8 @@ def spark_read(setting: Setting) -> Iterator[Figure]:
         parquet = spark.read.parquet(str(rows))
         yield from _whole(setting, reader.load(), parquet)
         yield from _two_columns(setting, spark, options, parquet)
-        yield from _one_key(setting, spark, options)
+        with local.connect() as client:
+            yield from _one_key(setting, spark, client, options)
 
 
 def _whole(setting: Setting, frame: Any, parquet: Any) -> Iterator[Figure]:
@@ -75,7 +76,9 @@ def _two_columns(
     )
 
 
-def _one_key(setting: Setting, spark: Any, options: dict[str, str]) -> Iterator[Figure]:
+def _one_key(
+    setting: Setting, spark: Any, client: Cluster, options: dict[str, str]
+) -> Iterator[Figure]:
     from pyspark.sql.datasource import DataSource, DataSourceReader  # noqa: PLC0415
 
     frame = spark.read.format("tallybook").options(**options, pushFilters="true").load()
@@ -98,8 +101,7 @@ def _one_key(setting: Setting, spark: Any, options: dict[str, str]) -> Iterator[
         return frame.where("key = 77").collect()
 
     def by_key() -> Any:
-        table, place = options["table"], options["zookeeper"]
-        return tb.spark.read(spark, table, keys={"key": [77]}, zookeeper=place).collect()
+        return tb.spark.read(spark, options["table"], keys={"key": [77]}, cluster=client).collect()
 
     def empty() -> Any:
         return spark.range(0, 0, 1, 1).collect()
@@ -116,8 +118,8 @@ def _one_key(setting: Setting, spark: Any, options: dict[str, str]) -> Iterator[
 
     yield in_turn(by_key, empty).duration(
         "spark_read_one_key_vs_empty_job",
-        what=f"`tb.spark.read(..., keys=...)` of one of {setting.keys:,} keys, against an empty "
-        "Spark job: `spark.range(0, 0, 1, 1).collect()`",
+        what=f"`tb.spark.read(..., keys=..., cluster=...)` of one of {setting.keys:,} keys, over "
+        "an open connection, against an empty Spark job: `spark.range(0, 0, 1, 1).collect()`",
         goal="<=2",
     )
     yield in_turn(by_filter, empty).duration(

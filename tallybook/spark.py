@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from server.client.cluster import Cluster
+
 _FILTERS = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -36,6 +38,7 @@ def read(
     columns: Sequence[str] | None = None,
     *,
     keys: Mapping[str, Sequence[Any]] | None = None,
+    cluster: "Cluster | None" = None,
     **options: str,
 ) -> "DataFrame":
     """Return rows of a table with these columns only, of the key and others, in this order.
@@ -43,7 +46,8 @@ def read(
     For wide tables: `spark.read` has no way to tell a source in Python which columns are needed.
     `keys`: by column, all of the key or those of partitions, the only values that are wanted; they
     are looked up. `options` are those of the data source: `zookeeper`, `at`, `isolation`, `lease`.
-    The cut is taken now: the frame has the same rows however often it is used.
+    `cluster`: an open connection, in the place of `zookeeper` and the options that go with it. The
+    cut is taken now: the frame has the same rows however often it is used.
     """
     from sink.source.wide_read import read_columns  # noqa: PLC0415
 
@@ -51,4 +55,4 @@ def read(
     if keys is not None:
         listed = {name: list(values) for name, values in keys.items()}
         given["keys"] = json.dumps(listed, default=str)
-    return read_columns(spark, given, columns)
+    return read_columns(spark, given, columns, cluster)

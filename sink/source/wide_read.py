@@ -1,6 +1,7 @@
 """Reads of a few columns of a wide table, without the data source, which cannot be told them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,17 +18,27 @@ if TYPE_CHECKING:
 
 
 def read_columns(
-    spark: "SparkSession", options: Mapping[str, str], columns: Sequence[str] | None
+    spark: "SparkSession",
+    options: Mapping[str, str],
+    columns: Sequence[str] | None,
+    cluster: Cluster | None = None,
 ) -> "DataFrame":
-    """Return a frame whose partitions read the buckets, all at a cut that is taken now."""
+    """Return a frame whose partitions read the buckets, all at a cut that is taken now.
+
+    `cluster`: a connection that is open already, which says where and how, and stays open.
+    """
+    if cluster is not None:
+        options = {"zookeeper": cluster.address, **options}
     given = ReaderOptions.of(options)
     if given.start is not None:
         raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
-    cluster: Cluster
-    with given.recipe.connect() as cluster:
-        table = cluster.table(given.table)
+    recipe = given.recipe if cluster is None else cluster.recipe
+    connection: AbstractContextManager[Cluster]
+    connection = recipe.connect() if cluster is None else nullcontext(cluster)
+    with connection as there:
+        table = there.table(given.table)
         fields = row_fields(table.schema, given.columns if columns is None else columns)
-        tasks = plan_rows(table, given.recipe, RowsPlan.of(given, fields.names))
+        tasks = plan_rows(table, recipe, RowsPlan.of(given, fields.names))
         schema = to_spark(fields)
         # A few keys are here before Spark has begun to look for them.
         keys = [task for task in tasks if isinstance(task, ReadKeys)]

@@ -378,6 +378,11 @@ def test_keys_are_looked_up_whatever_else_is_done_with_the_frame(world: World) -
     frame = world.read("looked_up", keys='{"k": [4, 99, 7]}')
     found = world.wide("looked_up", keys={"k": [4, 99, 7]})
     assert balances(frame) == balances(found) == {4: 1, 7: 1}
+    for keys, shown_keys in (([4], {4: 1}), ([99], {})):
+        again = tb.spark.read(world.plain, "looked_up", keys={"k": keys}, cluster=world.client)
+        assert balances(again) == shown_keys
+    whole = tb.spark.read(world.plain, "looked_up", cluster=world.client)
+    assert balances(whole) == dict.fromkeys(range(10), 1)
     assert balances(frame.where("k = 4")) == {4: 1}
     assert balances(frame.where("k = 5")) == {}
     assert balances(frame) == {4: 1, 7: 1}
