@@ -5,7 +5,6 @@ when it repeats that batch; so the start says nothing, and the end of batch 0 sa
 rows (`full`), or the changes since a cut. What Spark repeats is planned by its offsets alone.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,8 +29,6 @@ from sink.source.planning import grouped
 from sink.source.schemas import caster
 from sink.source.stream_lease import StreamLease
 from sink.source.tasks import ReadChanges, ReadFirst, ReadUpserts, TableTask, Wanted, restricted
-
-logger = logging.getLogger(__name__)
 
 _CUT, _SINCE, _ALL_ROWS = "cut", "since", "full"
 # Buckets with little to read go together, up to so many changed keys a task.

@@ -13,6 +13,7 @@ from foundation.errors import UnknownLease
 from locks.snapshots.leases import Leases
 from recovery.reader.cut import Cut
 from recovery.writer.renewal import Renewal
+from server.client.asking import ask
 from server.client.remote_table import RemoteTable
 
 logger = logging.getLogger(__name__)
@@ -54,9 +55,11 @@ class StreamLease:
     def _found(self) -> list[str]:
         """Return the leases of a former run that still hold."""
         prefix = f"{self._name}."
+        table_id, cluster = self._table.table_id, self._table.caller.cluster
+        known = ask(lambda: cluster.coordinator, lambda there: there.leases.all(table_id))
         return [
             one.lease_id
-            for one in self._leases().all(self._table.table_id)
+            for one in known
             if one.live
             and one.lease_id.startswith(prefix)
             and one.lease_id.removeprefix(prefix).isdecimal()
