@@ -320,8 +320,15 @@ def client_process(
 ) -> Iterator["subprocess.Popen[str]"]:
     """Start a client; it has been killed on exit."""
     arguments = [cluster.address, table.name, str(seed), str(writer), *options]
+    with child_process("tests.fault.cluster_load", *arguments) as child:
+        yield child
+
+
+@contextmanager
+def child_process(module: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run a module as a process, whose output is read; it has been killed on exit."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.fault.cluster_load", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,

@@ -8,7 +8,6 @@ committed.
 """
 
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from recovery.writer.table_writer import TableWriter
 from server.client.cluster import connect
 from server.client.remote_table import RemoteTable
 from tests.conftest import schema_of
-from tests.fault.cluster_load import REPOSITORY
+from tests.fault.cluster_load import child_process
 
 KEYS = 400
 EACH = 1_000
@@ -59,16 +58,8 @@ def writer_of(table: RemoteTable, column: str, redo: RedoLog | None = None) -> T
 def moving(address: str, table: str, column: str, seed: int, *redo: str) -> Iterator[Any]:
     """Run the process; it has been killed on exit. It prints each batch that it has committed."""
     arguments = [address, table, column, str(seed), *redo]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.fault.moving_writer", *arguments],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+    with child_process("tests.fault.moving_writer", *arguments) as child:
+        yield child
 
 
 def main(address: str, name: str, column: str, seed: int, *redo: str) -> None:
