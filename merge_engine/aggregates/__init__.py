@@ -17,6 +17,7 @@ registry       all functions by name
 serialized     functions whose states are the bytes of a set-like object
 sketch_layout  the bytes of sketches: one form for equal ones, checked before they are read
 sketches       approximate distinct counts of any values, as Apache DataSketches
+states         the states of a function, for those who read them as they are
 """
 
 from merge_engine.aggregates.base import AggregateFunction, Fault, Starts

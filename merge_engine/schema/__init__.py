@@ -5,5 +5,6 @@ connector_options  functions of columns from flat options, as Flink and Spark SQ
 ddl                Spark's DDL, as far as a table needs it
 invariants         what holds for every schema, whether it was built, evolved or read
 schema             what a table is: its columns, which of them are the key, and how the others merge
+state_columns      the states of columns, as columns that readers can ask for
 types              the types that a table has, and how values of other types become them
 """

@@ -68,8 +68,8 @@ def _masks(
 ) -> Iterator[Update]:
     """Yield what undoing all that came later would write, as far as these keys and columns go."""
     bucket, cut, _ = wanted
-    position = stored.history.position
-    hidden = [column for column in columns if column.id in position]
+    asked = {column.id for column in columns}  # Once, though values and states may be asked for.
+    hidden = [column for column in stored.history.current.value_columns if column.id in asked]
     ids = {column.id for column in hidden}
     later = [
         header

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from foundation.errors import PartitionGone
+from foundation.errors import InvalidInput, PartitionGone
 from foundation.ids import BucketId
 from merge_engine.embedded.derived_calls import Data, as_arrow
 from merge_engine.merging.batch import read_keys
 from merge_engine.merging.routing import Route, gather, route
+from merge_engine.schema.schema import Column, Schema
+from merge_engine.schema.state_columns import state_column
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.client.outgoing import rows_of
@@ -22,17 +24,20 @@ def look_up(
     columns: Sequence[str] | None,
     cut: Cut | None,
     *,
+    states: Sequence[str] = (),
     found: bool = False,
 ) -> pa.Table:
     """Return the keys and their values, in the order asked; nulls where absent.
 
-    All at the cut or, without one, as they are. `found`: with a last column, `FOUND`, that says
+    All at the cut or, without one, as they are. `states`: after the values, the states of these
+    columns, each called as `state_column` does. `found`: with a last column, `FOUND`, that says
     whether there is such a row.
     """
     table = caller.table
     schema = table.schema
     key_columns = read_keys(as_arrow(keys, schema), schema)
-    chosen = schema.values(columns)
+    chosen, stated = schema.values(columns), schema.values(states)
+    shown = _shown(schema, [*chosen, *map(state_column, stated)], found=found)
     routes = route(schema, key_columns, table.buckets)
     known: list[tuple[BucketId, Route]] = [
         (bucket, target) for target in routes if (bucket := caller.find(target)) is not None
@@ -52,14 +57,13 @@ def look_up(
         isolation=Isolation.LATEST if cut is None else Isolation.COMMITTED,
         cut=cut,
         found=found,
+        states=tuple(column.id for column in stated),
         keys=wanted,
     )
     try:
         shares = caller.ask(call, check_partitions=True)
     except PartitionGone:
-        return look_up(caller, keys, columns, cut, found=found)
-    shown = [(column.name, column.type) for column in chosen]
-    shown += [(FOUND, pa.bool_())] if found else []
+        return look_up(caller, keys, columns, cut, states=states, found=found)
     value_schema = pa.schema(shown)
     batches = {
         bucket: batch
@@ -76,3 +80,19 @@ def look_up(
     if found:  # Null where there is not even such a partition.
         values[-1] = values[-1].fill_null(False)
     return pa.Table.from_arrays([*key_columns, *values], schema=pa.schema(fields))
+
+
+def _shown(
+    schema: Schema, columns: Sequence[Column], *, found: bool
+) -> list[tuple[str, pa.DataType]]:
+    """Return the names and types of what comes after the keys; each name is there once."""
+    taken = {column.name for column in schema.key_columns}
+    for column in columns:
+        if column.name in taken:
+            raise InvalidInput(
+                f"the look-up has two columns called '{column.name}', a column and the state of "
+                "another one; leave one of them out, or rename the column"
+            )
+        taken.add(column.name)
+    shown = [(column.name, column.type) for column in columns]
+    return [*shown, (FOUND, pa.bool_())] if found else shown

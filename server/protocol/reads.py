@@ -86,7 +86,8 @@ class Lookup(BucketsCall[LookupAnswer]):
     """Ask for columns, by id, of these keys of each bucket.
 
     `cut`: where committed rows stand; without one, each server takes its own. `found`: say in a
-    last column, `FOUND`, whether there is such a row.
+    last column, `FOUND`, whether there is such a row. `states`: columns, by id, whose states are
+    wanted after the values; a server that does not know the field answers without them.
     """
 
     name = "lookup"
@@ -95,6 +96,7 @@ class Lookup(BucketsCall[LookupAnswer]):
     isolation: Annotated[Isolation, _ISOLATION]
     cut: Annotated[Cut | None, _CUT] = None
     found: Annotated[bool, FLAG] = False
+    states: Annotated[tuple[int, ...], NUMBERS] = ()
     keys: Mapping[BucketId, pa.RecordBatch] = field(default_factory=dict, compare=False)
 
     def only(self, buckets: Sequence[BucketId]) -> Self:

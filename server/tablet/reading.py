@@ -10,6 +10,7 @@ import pyarrow as pa
 from foundation.errors import BatchTooLarge
 from foundation.parallel import Item, Result, map_all
 from merge_engine.merging.batch import read_keys
+from merge_engine.schema.state_columns import state_column
 from recovery.leader.led_bucket import LedBucket
 from recovery.reader.changes import (
     BucketChanges,
@@ -63,13 +64,14 @@ class Reading:
             )
         schema = schema_of(call, table)
         columns = columns_of(schema, table, call.columns)
+        columns += map(state_column, columns_of(schema, table, call.states))
         self._session.check()
         cut = self._requests.cut(call, table)
         of_buckets = [
             (self._hosting.get(key).bucket, key.bucket, read_keys(batch, schema))
             for key, batch in zip(keys, call.keys.values(), strict=True)
         ]
-        names, flag = [column.name for column in columns], FOUND if call.found else None
+        flag = FOUND if call.found else None
         if cut is not None:
             asked_at = [Asked(bucket, cut.at(key), wanted) for bucket, key, wanted in of_buckets]
             found = committed_lookup(asked_at, columns, self._map, found=flag)
@@ -79,8 +81,9 @@ class Reading:
             )
             self._session.check()  # Again: this process may have been paused in between.
         self._metrics.count("keys_looked_up", asked, table=table.name)
-        names += [] if flag is None else [flag]
-        return LookupAnswer.of([batch.select(names) for batch in found])
+        # By place, not by name: a state may be called like a column.
+        width = len(schema.key_columns)
+        return LookupAnswer.of([batch.select(range(width, batch.num_columns)) for batch in found])
 
     def _map(self, call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
         return map_all(self._pool, call, items)

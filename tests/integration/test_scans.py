@@ -1,4 +1,4 @@
-"""Scans of tables on a server: isolation, limits, projection, sources, sessions, bad requests."""
+"""Scans of tables on a server: isolation, limits, columns, states, sources, sessions, bad calls."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,16 +26,20 @@ from foundation.errors import (
 from foundation.ids import BucketId
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.options import MEBIBYTE
+from merge_engine.bucket.segment import AggMode
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
+from merge_engine.schema.state_columns import state_column
 from recovery.reader.table_changes import TableChanges
 from recovery.reader.table_scan import ScanSource, TableScan
 from recovery.writer.access import Answers, Grant, GrantedRows
 from recovery.writer.rows import Rows
 from server.client.cluster import Cluster
+from server.client.lookups import look_up
 from server.client.remote_table import RemoteTable
+from server.client.scan_sources import row_schema, snapshot_rows
 from server.protocol import wire
-from server.protocol.reads import CloseScanners, Scan, ScanBatch, ScanBegun
+from server.protocol.reads import FOUND, CloseScanners, Scan, ScanBatch, ScanBegun
 from server.tablet.limits import ScannerLimits
 from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of
@@ -389,6 +393,102 @@ def test_a_scan_goes_on_when_columns_are_added_renamed_and_dropped_meanwhile(
     assert whole.schema.names == ["k", "amount", "peak"]
     assert values_of(whole)[50] == (51, 9)
     assert values_of(whole)[49] == (49, None)
+
+
+# States
+
+STATES = schema_of(
+    mean=(pa.float64(), "avg"), seen=(pa.int64(), "hll_sketch"), words=(pa.string(), "string_agg")
+)
+STATE_NAMES = ["mean_state", "seen_state", "words_state"]
+
+
+def state_rows(start: int, stop: int) -> dict[str, list[Any]]:
+    numbers = list(range(start, stop))
+    words = [f"w{number}" for number in numbers]
+    return {"k": [n % 10 for n in numbers], "mean": numbers, "seen": numbers, "words": words}
+
+
+def with_states(table: RemoteTable, *, committed: bool, count: int = 11) -> pa.Table:
+    """Return values and states of these keys, the last of which is absent."""
+    cut = table.cut() if committed else None
+    keys, names = {"k": list(range(count))}, ["mean", "seen", "words"]
+    found = look_up(table.caller, keys, None, cut, states=names, found=True)
+    assert found.column_names == ["k", *names, *STATE_NAMES, FOUND]
+    assert found[FOUND].to_pylist() == [True] * (count - 1) + [False]
+    assert set(found.to_pylist()[-1].values()) == {count - 1, None, False}
+    return found.slice(0, count - 1)
+
+
+def merged(create: Create, rows: pa.Table) -> pa.Table:
+    """Return what these states read as in another table."""
+    other = create(STATES)
+    renamed = rows.select(["k", *STATE_NAMES]).rename_columns(["k", "mean", "seen", "words"])
+    other.put(renamed, mode=AggMode.MERGE_STATE)
+    return other.lookup(rows.select(["k"]))
+
+
+def test_a_look_up_has_states_that_merge_in_another_table(create: Create) -> None:
+    table = create(STATES, locked=True)
+    seen: dict[bool, pa.Table] = {}
+    with table.writer(owner_id="me", columns=["mean", "seen", "words"]) as writer:
+        writer.write(0, Rows(data=state_rows(0, 30)))
+        before = with_states(table, committed=True)
+
+        def put_then_fail(grant: Grant) -> Answers[Any]:
+            writer.access.put(GrantedRows(grant, Rows(data=state_rows(30, 50))))
+            for committed in (False, True):
+                seen[committed] = with_states(table, committed=committed)
+            raise InvalidInput("this batch is not to be")
+
+        with pytest.raises(InvalidInput, match="not to be"):
+            writer.run(1, PutBy(put_then_fail))
+    assert before["mean_state"][3].as_py() == {"sum": 39.0, "count": 3}
+    assert before["words_state"][3].as_py() == ["w3", "w13", "w23"]
+    assert seen[True] == before == with_states(table, committed=False)
+    assert seen[False]["mean_state"][3].as_py() == {"sum": 115.0, "count": 5}
+    for rows in seen.values():
+        assert merged(create, rows) == rows.select(["k", "mean", "seen", "words"])
+
+
+def test_a_look_up_has_the_states_that_are_asked_for(create: Create) -> None:
+    table = create(STATES.add_column("words_state", pa.int64(), "sum"))
+    table.put({"k": [1], "mean": [1.0], "words": ["x"], "words_state": [7]})
+    keys = {"k": [1, 2]}
+    found = look_up(table.caller, keys, [], None, states=["words", "k"])
+    assert found.to_pydict() == {"k": [1, 2], "words_state": [["x"], None]}
+    found = look_up(table.caller, keys, ["words_state"], None, states=["mean"], found=True)
+    assert values_of(found)[1] == (7, {"sum": 1.0, "count": 1}, True)
+    with pytest.raises(InvalidInput, match="two columns called 'words_state'"):
+        look_up(table.caller, keys, None, None, states=["words"])
+    with pytest.raises(UnknownColumn, match="did you mean 'mean'"):
+        look_up(table.caller, keys, None, None, states=["men"])
+
+
+def test_a_leased_snapshot_is_scanned_with_states(create: Create, scene: Scene) -> None:
+    table = create(STATES)
+    table.put(state_rows(0, 30))
+    columns = [state_column(column) for column in STATES.value_columns]
+    with table.lease_latest("tiering", renew=False) as lease:
+        at_lease = with_states(table, committed=False)
+        table.put(state_rows(30, 50))
+        for cut, expected in (
+            (None, at_lease),
+            (lease.cut, at_lease),
+            (table.cut(), with_states(table, committed=False)),
+        ):
+            opening = snapshot_rows(
+                scene.cluster.storage(),
+                table.definition,
+                [*STATES.value_columns, *columns],
+                lease,
+                cut=cut,
+                knowing=table.caller.knowing,
+            )
+            batches = [batch for key in table.bucket_ids() for batch in opening(key, None)]
+            shown = row_schema(table.definition, [*STATES.value_columns, *columns])
+            found = pa.Table.from_batches(batches, shown).sort_by("k")
+            assert found.to_pylist() == expected.drop_columns([FOUND]).to_pylist()
 
 
 # Partitions and buckets

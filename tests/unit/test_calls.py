@@ -306,7 +306,7 @@ def test_every_message_was_recorded(kind: type[Message]) -> None:
 
 
 def test_every_record_is_read() -> None:
-    read_elsewhere = {"lookup", "lookup_answer", "status_answer"}
+    read_elsewhere = {"lookup", "lookup-states", "lookup_answer", "status_answer"}
     assert {path.stem for path in FIRST.iterdir()} == {*RECORDED, *read_elsewhere}
 
 
@@ -326,6 +326,16 @@ def test_the_first_look_up_and_its_answer_are_read() -> None:
         [{"a": 4, "note": "x"}],
         [{"a": 6, "note": None}],
     ]
+
+
+def test_a_look_up_that_asks_for_states_is_read() -> None:
+    call = Lookup.from_body((FIRST / "lookup-states.bin").read_bytes())
+    values = Lookup.from_body((FIRST / "lookup.bin").read_bytes())
+    assert call == replace(values, states=(3,), found=True)
+    assert {**call.keys} == {**values.keys}
+    again = Lookup.from_body(call.to_body())
+    assert (again, {**again.keys}) == (call, {**call.keys})
+    assert call.only([B]).states == (3,)
 
 
 def test_the_first_status_is_read() -> None:
