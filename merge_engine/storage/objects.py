@@ -6,14 +6,15 @@ GCS, Azure; its in-memory store in tests). One contract suite runs against all o
 """
 
 import errno
+import io
 import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 from urllib.parse import unquote
 
 import obstore
@@ -41,6 +42,15 @@ STALE_TEMPORARY_SECONDS = 3600
 # obstore has Python's own error for what is not found, and its own in other places.
 _REFUSED = (NotFoundError, FileNotFoundError, PermissionDeniedError, UnauthenticatedError)
 _DURATION = re.compile(r" in [\d.]+(ns|µs|ms|s)\b")
+# What obstore's HTTP client is told, and not the store.
+_OF_CLIENT = frozenset(
+    {
+        *("allow_http", "allow_invalid_certificates", "root_certificate", "user_agent"),
+        *("timeout", "connect_timeout", "read_timeout", "pool_idle_timeout"),
+        *("pool_max_idle_per_host", "randomize_addresses", "http1_only", "http2_only"),
+        *("proxy_url", "proxy_ca_certificate", "proxy_excludes"),
+    }
+)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -56,6 +66,9 @@ class ObjectStorage(Protocol):
 
     def read(self, name: str) -> bytes:
         """Return the object's bytes; MissingObject if there is none."""
+
+    def open(self, name: str) -> BinaryIO:
+        """Return the object as a file: what is not read of it is not fetched. MissingObject."""
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
@@ -113,6 +126,14 @@ class LocalStorage:
     def read(self, name: str) -> bytes:
         try:
             return (self._directory / name).read_bytes()
+        except FileNotFoundError as exc:
+            raise MissingObject(f"{self._directory / name} does not exist") from exc
+        except OSError as exc:
+            raise StorageUnavailable(f"{self._directory / name}: {exc.strerror}") from exc
+
+    def open(self, name: str) -> BinaryIO:
+        try:
+            return (self._directory / name).open("rb")
         except FileNotFoundError as exc:
             raise MissingObject(f"{self._directory / name} does not exist") from exc
         except OSError as exc:
@@ -197,6 +218,9 @@ class RemoteStorage:
         except Exception as exc:
             raise StorageUnavailable(f"{path}: {_first_line(exc)}") from exc
 
+    def open(self, name: str) -> BinaryIO:
+        return cast(BinaryIO, _RemoteFile(self._store, self._prefix + name))
+
     def names(self) -> list[str]:
         try:
             listing = obstore.list_with_delimiter(self._store, self._prefix or None)
@@ -220,10 +244,59 @@ class RemoteStorage:
         return f"RemoteStorage({self._store!r}, {self._prefix!r})"
 
 
+class _RemoteFile(io.RawIOBase):
+    """An object of which ranges are fetched, as they are read."""
+
+    def __init__(self, store: ObjectStore, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._at = 0
+        with self._translated():
+            self._size: int = obstore.head(store, path)["size"]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise ValueError(f"{start + offset} is before the start of {self._path}")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._checkClosed()
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        with self._translated():
+            found = obstore.get_range(self._store, self._path, start=self._at, end=end)
+        count = len(found)
+        buffer[:count] = memoryview(found)
+        self._at += count
+        return count
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (NotFoundError, FileNotFoundError) as exc:
+            raise MissingObject(f"{self._path} does not exist") from exc
+        except Exception as exc:
+            raise StorageUnavailable(f"{self._path}: {_first_line(exc)}") from exc
+
+
 def open_storage(location: str | Path, **settings: Any) -> ObjectStorage:
     """Return the storage at a directory, or at a URL such as `s3://bucket/prefix`.
 
-    `settings` go to obstore as they are (`region=`, `endpoint=`, `access_key_id=`, ...).
+    `settings` go to obstore as they are (`region=`, `endpoint=`, `access_key_id=`, ...); those of
+    its HTTP client (`allow_http=`, `timeout=`, ...) may stand beside them, for who has text only.
     """
     directory = local_directory(location)
     if directory is not None:
@@ -231,13 +304,24 @@ def open_storage(location: str | Path, **settings: Any) -> ObjectStorage:
             raise InvalidInput(f"{location} is a directory and takes no settings: {[*settings]}")
         return LocalStorage(directory)
     try:
-        return RemoteStorage(from_url(str(location), **settings))
-    except Exception as exc:
+        return RemoteStorage(from_url(str(location), **_with_client_options(settings)))
+    except BaseException as exc:
+        # obstore panics over some settings, and a panic is no Exception.
+        if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+            raise
         variables = looked_at(str(location))
         raise InvalidInput(
-            f"cannot use {location!r} as a log: {_first_line(exc)}"
-            + (f"; {variables}" if variables else "")
+            f"cannot use {location!r}: {_first_line(exc)}" + (f"; {variables}" if variables else "")
         ) from exc
+
+
+def _with_client_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as obstore wants them: those of its HTTP client in a dictionary within."""
+    own = {name: value for name, value in settings.items() if name not in _OF_CLIENT}
+    of_client = {name: value for name, value in settings.items() if name in _OF_CLIENT}
+    if of_client:
+        own["client_options"] = {**own.get("client_options", {}), **of_client}
+    return own
 
 
 def local_directory(location: str | Path) -> Path | None:
@@ -289,7 +373,7 @@ def _no_room(path: Path) -> str:
     return f"no room to create {path}; nothing was written; make room and try again"
 
 
-def _first_line(exc: Exception) -> str:
+def _first_line(exc: BaseException) -> str:
     """obstore appends whole debug dumps; the first line says what happened.
 
     And how long it took, which is left out: an error that comes again is to read the same.

@@ -86,6 +86,46 @@ def test_what_does_not_exist_cannot_be_read(storage: ObjectStorage) -> None:
         storage.read("9.seg")
 
 
+def test_an_object_is_read_in_parts_as_a_file(storage: ObjectStorage) -> None:
+    data = os.urandom(300_000)
+    storage.create("large", data)
+    with storage.open("large") as file:
+        assert (file.readable(), file.seekable(), file.tell()) == (True, True, 0)
+        assert file.read(10) == data[:10]
+        assert file.tell() == 10
+        assert file.seek(200_000) == 200_000
+        assert file.read(100_000) == data[200_000:]
+        assert file.read(1) == b""
+        assert file.seek(-8, os.SEEK_END) == 299_992
+        assert file.read() == data[-8:]
+        assert file.seek(5) == 5
+        assert file.seek(7, os.SEEK_CUR) == 12
+        assert file.read(3) == data[12:15]
+        assert file.seek(10**9) == 10**9  # Beyond the end there is nothing.
+        assert file.read(5) == b""
+        file.seek(0)
+        assert file.read() == data
+        with pytest.raises((ValueError, OSError)):
+            file.seek(-1)
+    assert file.closed
+    with pytest.raises(ValueError, match="closed"):
+        file.read(1)
+
+
+def test_an_empty_object_is_an_empty_file(storage: ObjectStorage) -> None:
+    storage.create("empty", b"")
+    with storage.open("empty") as file:
+        assert (file.read(), file.read(10), file.seek(0, os.SEEK_END)) == (b"", b"", 0)
+
+
+def test_what_does_not_exist_cannot_be_opened(storage: ObjectStorage) -> None:
+    with pytest.raises(MissingObject, match=r"9\.seg does not exist"):
+        storage.open("9.seg")
+    storage.child("below").create("9.seg", b"")
+    with pytest.raises(MissingObject, match=r"9\.seg does not exist"):
+        storage.open("9.seg")
+
+
 def test_names_are_sorted_and_complete(storage: ObjectStorage) -> None:
     assert storage.names() == []
     for number in (10, 9, 1, 2):
@@ -254,6 +294,7 @@ def test_a_path_that_is_a_file_is_an_error_that_names_it(tmp_path: Path) -> None
     calls: list[Callable[[], object]] = [
         lambda: blocked.create("x", b""),
         lambda: blocked.read("x"),
+        lambda: blocked.open("x"),
         blocked.names,
         lambda: blocked.delete(["x"]),
     ]
@@ -290,13 +331,27 @@ def test_a_directory_takes_no_settings(tmp_path: Path, scheme: str) -> None:
 
 @pytest.mark.parametrize("location", ["nope://bucket/x", "s3://"])
 def test_a_url_that_cannot_be_used_is_an_error_that_shows_it(location: str) -> None:
-    with pytest.raises(InvalidInput, match=f"cannot use '{location}' as a log: .*URL"):
+    with pytest.raises(InvalidInput, match=f"cannot use '{location}': .*URL"):
         open_storage(location)
 
 
 def test_a_setting_that_the_store_does_not_know_is_an_error_that_shows_it() -> None:
-    with pytest.raises(InvalidInput, match=r"cannot use 's3://bucket' as a log: .*no_such_setting"):
+    with pytest.raises(InvalidInput, match=r"cannot use 's3://bucket': .*no_such_setting"):
         open_storage("s3://bucket", no_such_setting="x")
+
+
+def test_settings_of_the_client_may_stand_beside_those_of_the_store_as_text(s3: S3Server) -> None:
+    """Options of a command, or of Spark, are texts: they cannot be one within another."""
+    settings = {**s3.settings, "allow_http": "true", "timeout": "20s"}
+    settings["client_options"] = {"user_agent": "us"}
+    opened = open_storage(s3.create_bucket(), **settings)
+    opened.create("x", b"1")
+    assert opened.read("x") == b"1"
+
+
+def test_a_setting_that_obstore_panics_over_is_an_error_like_any_other() -> None:
+    with pytest.raises(InvalidInput, match="cannot use 's3://bucket': Expected config prefix"):
+        open_storage("s3://bucket", http2_keep_alive_while_idle="x")
 
 
 def test_settings_and_their_secrets_are_not_shown_by_a_storage(s3: S3Server) -> None:
@@ -321,6 +376,8 @@ def test_a_store_that_cannot_be_reached_leaves_a_create_unknown(s3: S3Server) ->
         gone.create("x", b"")
     with pytest.raises(StorageUnavailable, match=r"^x: "):
         gone.read("x")
+    with pytest.raises(StorageUnavailable, match=r"^x: "):
+        gone.open("x")
     with pytest.raises(StorageUnavailable):
         gone.names()
     with pytest.raises(StorageUnavailable, match=r"^x: "):

@@ -1,6 +1,8 @@
 """A log's storage in memory whose creates go wrong in ways that are given one by one."""
 
+import io
 from collections.abc import Sequence
+from typing import BinaryIO
 
 from foundation.errors import AlreadyExists, MissingObject, StorageUnavailable, UnknownOutcome
 
@@ -43,6 +45,9 @@ class MemoryLog:
         if name not in self.objects:
             raise MissingObject(f"{name} does not exist")
         return self.objects[name]
+
+    def open(self, name: str) -> BinaryIO:
+        return io.BytesIO(self.read(name))
 
     def names(self) -> list[str]:
         own = [name for name in self.objects if name.startswith(self._prefix)]

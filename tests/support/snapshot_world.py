@@ -1,8 +1,10 @@
 """Leaders of one bucket and their keepers of snapshots, with a storage that can be looked into."""
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from foundation.errors import AlreadyExists, MissingObject
 from foundation.failpoints import arm
@@ -53,6 +55,9 @@ class MemoryStorage:
         if self.prefix + name not in self.objects.now:
             raise MissingObject(f"{self.prefix}{name} does not exist")
         return self.objects.now[self.prefix + name]
+
+    def open(self, name: str) -> BinaryIO:
+        return io.BytesIO(self.read(name))
 
     def names(self) -> list[str]:
         below = [p.removeprefix(self.prefix) for p in self.objects.now if p.startswith(self.prefix)]
