@@ -92,6 +92,13 @@ class ServerConfig:
             raise no_credentials(self.zookeeper)
 
     @property
+    def tls(self) -> tuple[Path, Path] | None:
+        """The certificate and its key, if there are any."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return self.tls_certificate, self.tls_key
+
+    @property
     def checks_zookeeper(self) -> bool:
         """Whether the server stays away from a cluster whose ZooKeeper is open to others."""
         return self.token is not None and not self.allow_open_zookeeper

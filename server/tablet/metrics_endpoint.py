@@ -7,9 +7,9 @@ https if the server speaks TLS.
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 from server.protocol.security import is_token
-from server.tablet.config import ServerConfig
 from server.tablet.metrics import Metrics
 
 _READ_DEADLINE_S = 10.0
@@ -23,11 +23,17 @@ class _QuietServer(ThreadingHTTPServer):
 
 
 class MetricsEndpoint:
-    """Answers on a thread of its own until closed."""
+    """Answers on a thread of its own until closed. `tls`: certificate and key."""
 
-    def __init__(self, metrics: Metrics, config: ServerConfig) -> None:
-        token = config.token
-
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        host: str,
+        port: int,
+        token: str | None = None,
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:
         class Handler(BaseHTTPRequestHandler):
             # Whoever connects and says nothing is not waited for.
             timeout = _READ_DEADLINE_S
@@ -49,15 +55,15 @@ class MetricsEndpoint:
             def log_message(self, *_: object) -> None:
                 """Scrapes are not worth a line each."""
 
-        self._server = _QuietServer((config.host, config.metrics_port or 0), Handler)
-        if config.tls_certificate is not None:
+        self._server = _QuietServer((host, port), Handler)
+        if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(config.tls_certificate, config.tls_key)
+            context.load_cert_chain(*tls)
             # The handshake is left to the caller's own thread: here it would hold up everybody.
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
-        self._host = config.host
+        self._host = host
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

@@ -125,7 +125,13 @@ class TabletServer:
             for left in (CHECKPOINTS, SPOOL):
                 shutil.rmtree(self._config.views / left, ignore_errors=True)
             if self._config.metrics_port is not None:
-                self._endpoint = MetricsEndpoint(self._metrics, self._config)
+                self._endpoint = MetricsEndpoint(
+                    self._metrics,
+                    host=self._config.host,
+                    port=self._config.metrics_port,
+                    token=self._config.token,
+                    tls=self._config.tls,
+                )
             self._thread.start()
             if not self._joined.wait(deadline_s) or self._failed is not None:
                 raise self._failed or InvalidInput(
