@@ -34,7 +34,7 @@ def spark_read(setting: Setting) -> Iterator[Figure]:
     """Batch reads of a whole table against Parquet, and of one key against an empty job."""
     directory = setting.directory / "spark_read"
     work = Workload(setting.keys, batch_rows=setting.batch_rows)
-    with _filled(directory, work) as (local, table), local_spark(directory) as spark:
+    with filled(directory, work) as (local, table), local_spark(directory) as spark:
         rows = directory / "rows.parquet"
         pq.write_table(table.scan().to_arrow(), rows)
         tb.spark.register(spark)
@@ -49,7 +49,7 @@ def spark_read(setting: Setting) -> Iterator[Figure]:
 
 def _whole(setting: Setting, frame: Any, parquet: Any) -> Iterator[Figure]:
     count = setting.keys
-    yield _in_turn(setting, partial(_drain, frame), partial(_drain, parquet), count).speed(
+    yield _in_turn(setting, partial(drain, frame), partial(drain, parquet), count).speed(
         "spark_read_vs_parquet",
         what=f"`spark.read` of {count:,} rows and 5 columns, {_BUCKETS} buckets on two servers, "
         "against `spark.read.parquet` of one file of the same rows",
@@ -63,10 +63,10 @@ def _two_columns(
 ) -> Iterator[Figure]:
     def ours() -> None:
         place = options["zookeeper"]
-        _drain(tb.spark.read(spark, options["table"], ["key", "total"], zookeeper=place))
+        drain(tb.spark.read(spark, options["table"], ["key", "total"], zookeeper=place))
 
     def theirs() -> None:
-        _drain(parquet.select("key", "total"))
+        drain(parquet.select("key", "total"))
 
     yield _in_turn(setting, ours, theirs, setting.keys).speed(
         "spark_read_two_columns_vs_parquet",
@@ -137,7 +137,7 @@ def spark_stream(setting: Setting) -> Iterator[Figure]:
     """The stream of changes against Spark streaming the same change rows from Parquet."""
     directory = setting.directory / "spark_stream"
     work = Workload(setting.keys, batch_rows=setting.batch_rows)
-    with _filled(directory, work) as (local, table), local_spark(directory) as spark:
+    with filled(directory, work) as (local, table), local_spark(directory) as spark:
         tb.spark.register(spark)
         cut = table.cut()
         source = _write_changes(directory / "changes", table, work)
@@ -213,7 +213,7 @@ def scan_beside_writer(setting: Setting) -> Iterator[Figure]:
         assert rows == setting.keys
         return seconds / setting.keys
 
-    with _filled(directory, work) as (_, table):
+    with filled(directory, work) as (_, table):
         scan(table)
 
         def step() -> tuple[float, float]:
@@ -256,7 +256,7 @@ def _writing(table: RemoteTable, work: Workload) -> Iterator[None]:
 
 
 @contextmanager
-def _filled(directory: Path, work: Workload) -> Iterator[tuple[LocalCluster, RemoteTable]]:
+def filled(directory: Path, work: Workload) -> Iterator[tuple[LocalCluster, RemoteTable]]:
     """Yield a cluster of two servers, and a table with every key of the workload."""
     with (
         LocalCluster(directory / "cluster", servers=CORES) as local,
@@ -292,5 +292,5 @@ def _in_turn(
     return interleave(setting.runs, 2, step)
 
 
-def _drain(frame: Any) -> None:
+def drain(frame: Any) -> None:
     frame.write.format("noop").mode("overwrite").save()

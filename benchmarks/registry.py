@@ -16,6 +16,7 @@ from benchmarks.snapshots import (
     snapshot_incremental,
     snapshot_restore,
 )
+from benchmarks.tiering import tiering
 
 BENCHMARKS: dict[str, Benchmark] = {
     function.__name__: function
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         scan_beside_writer,
         spark_read,
         spark_stream,
+        tiering,
         sink_vs_stateful,
         sink_overhead,
         sink_vs_delta,

@@ -29,6 +29,7 @@ TallybookError
 │   ├── LockHeld              wait until the lock expires, or have it released
 │   ├── HandoverNeeded        say handover=True if that is meant
 │   ├── InUse                 another process has it open: wait for it, or stop it
+│   ├── LakeRefused           the lake has something else, or was altered from outside
 │   ├── AccessRefused         a server wants another token, or TLS
 │   └── AccessDenied          ZooKeeper wants other credentials
 ├── Retryable                 nothing was changed; try again
@@ -56,11 +57,13 @@ TallybookError
 │   └── SealedBatch           rows that come after their batch was sealed
 ├── Fenced                    a newer epoch holds the lock: stop for good
 │   ├── OldEpoch              a leader says so
+│   ├── LakeTaken             another tiering job has committed to the lake
 │   └── Superseded            a later leader has the bucket's snapshots
 ├── UnknownOutcome            it may or may not have happened: ask again and see
 ├── Corrupt                   restore what is damaged from a copy, or upgrade
 │   ├── CorruptSegment        a log segment, or a promised batch
 │   ├── CorruptSnapshot       a KV snapshot; take another one
+│   ├── CorruptLake           the log of a copy in a lake, or a deletion vector
 │   ├── CorruptTable          what an embedded table says about itself
 │   ├── CorruptView           a RocksDB directory; it is rebuilt from the log
 │   ├── CorruptRecord         a znode, or the locks of an embedded table
@@ -206,6 +209,13 @@ class InUse(Refused):
     """Another process has this table, bucket or directory of views. Wait for it, or stop it."""
 
 
+class LakeRefused(Refused):
+    """The lake has something else than a copy of this table, or somebody else has altered it.
+
+    Choose another path, or have the copy made anew there (`begin_again`).
+    """
+
+
 class AccessRefused(Refused):
     """The token is missing or wrong, or TLS does not fit. Give what the server wants."""
 
@@ -341,6 +351,10 @@ class OldEpoch(Fenced):
     """A leader knows of a newer epoch of the owner or one of its columns. Stop for good."""
 
 
+class LakeTaken(Fenced):
+    """Another tiering job has committed to the same lake. Stop; let one of them go on."""
+
+
 class Superseded(Fenced):
     """A later leader has the bucket's list of snapshots, or nobody does any more. Stop.
 
@@ -368,6 +382,10 @@ class CorruptSegment(Corrupt):
 
 class CorruptSnapshot(Corrupt):
     """A snapshot's manifest or one of its files is damaged or gone. Take another snapshot."""
+
+
+class CorruptLake(Corrupt):
+    """A lake's own account of its files is damaged. Restore it from a copy, or begin again."""
 
 
 class CorruptTable(Corrupt):

@@ -1,6 +1,8 @@
 """Spark: the sink that writes each micro-batch exactly once, and the sources that read tables.
 
+lake/               copies of tables in a lake: Parquet files, and the log that says which
 source/             tables as Spark reads them: in batches at a cut, and as streams of changes
+tiering/            a job that keeps a copy of a table in a lake, in rounds
 aggregate_sink      a `foreachBatch` function that writes each micro-batch exactly once
 columns             the columns of a running sink, in a table that others may alter meanwhile
 executors           the executors' route: tasks fold their rows, and put those of their buckets
@@ -11,6 +13,7 @@ options             what a sink can be told, and the names of its options in tex
 partitions          the partitions of a batch that tasks put
 progress            what a sink has done, per batch and in all
 quarantine          bad rows, set aside as Parquet with the reason
+rolling_lease       a lease that goes along with a reader: it holds the log from where it stands
 routing             which way a batch goes when nobody has said: by the driver, or by the executors
 rows                the rows of a micro-batch on their way to the table
 session             a sink from its first batch to its end: who it is, its connection, and its lock

@@ -6,6 +6,8 @@ errors         every error that is raised on purpose, as `tb.errors`
 locks_command  what an operator does about column locks: list, release, forget
 spark          registers the data source `tallybook` with a Spark session
 text_tables    rows of text as columns of a table, for people
+tier_command   the command that keeps a copy of a table in a lake
+tiering        copies of tables in a lake, as `tb.tiering`
 """
 
 from foundation.errors import TallybookError
@@ -29,7 +31,7 @@ from server.client.remote_table import RemoteTable
 from server.client.snapshot_lease import SnapshotLease
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
-from tallybook import errors, spark
+from tallybook import errors, spark, tiering
 
 __all__ = [
     "AggFunction",
@@ -60,4 +62,5 @@ __all__ = [
     "connect",
     "errors",
     "spark",
+    "tiering",
 ]

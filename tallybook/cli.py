@@ -1,4 +1,4 @@
-"""The command line: `tallybook serve`, `tallybook status`, `tallybook locks`.
+"""The command line: `tallybook serve`, `tallybook status`, `tallybook locks`, `tallybook tier`.
 
 Here are the options; what the commands do is elsewhere.
 """
@@ -19,7 +19,7 @@ from server.__main__ import main as serve_here
 from server.__main__ import parser as server_parser
 from server.launch.logs import configure
 from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE, find_address
-from tallybook import locks_command
+from tallybook import locks_command, tier_command
 from tallybook.connecting import Reach
 from tallybook.text_tables import aligned
 
@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _status(arguments)
     if arguments.command == "locks":
         return _locks(arguments)
+    if arguments.command == "tier":
+        return _tier(arguments)
     _, of_server = _spark_options().parse_known_args(words[1:])
     if arguments.on_spark:
         return _serve_on_spark(arguments, of_server)
@@ -102,6 +104,26 @@ def _parser() -> argparse.ArgumentParser:
         description=_LOCKS,
     )
     _add_locks_commands(locks)
+    tier = commands.add_parser(
+        "tier",
+        parents=[_reach_options(deadline_s=30.0), _zookeeper_option()],
+        allow_abbrev=False,
+        help="keep a copy of a table in a lake",
+        description=tier_command.DESCRIPTION,
+        epilog=_SECRETS,
+    )
+    tier_command.add_options(tier)
+    return options
+
+
+def _zookeeper_option() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument(
+        "--zookeeper",
+        dest="address",
+        metavar="ADDRESS",
+        help=f"{_ADDRESS}; or the variable {ADDRESS_VARIABLE}",
+    )
     return options
 
 
@@ -111,17 +133,11 @@ def _add_locks_commands(locks: argparse.ArgumentParser) -> None:
     def add(name: str, does: str, description: str, deadline_s: float) -> argparse.ArgumentParser:
         action: argparse.ArgumentParser = actions.add_parser(
             name,
-            parents=[_reach_options(deadline_s)],
+            parents=[_reach_options(deadline_s), _zookeeper_option()],
             allow_abbrev=False,
             help=does,
             description=description,
             epilog=_SECRETS,
-        )
-        action.add_argument(
-            "--zookeeper",
-            dest="address",
-            metavar="ADDRESS",
-            help=f"{_ADDRESS}; or the variable {ADDRESS_VARIABLE}",
         )
         return action
 
@@ -229,6 +245,15 @@ def _locks(arguments: argparse.Namespace) -> int:
 
     with _telling():
         return _print(lines, f"tallybook locks {arguments.action}")
+
+
+def _tier(arguments: argparse.Namespace) -> int:
+    def lines() -> list[str]:
+        options = tier_command.options_of(arguments)
+        with _reach(arguments, "--zookeeper").connect() as cluster:
+            return [tier_command.tier(cluster, options, arguments)]
+
+    return _print(lines, f"tallybook tier {arguments.table}")
 
 
 @contextmanager

@@ -30,6 +30,12 @@ class Groups:
         return self.order[self.starts]
 
     @property
+    def last_rows(self) -> Positions:
+        """The newest row of each group."""
+        rows: Positions = self.order[np.append(self.starts, len(self.order))[1:] - 1]
+        return rows
+
+    @property
     def of_row(self) -> Positions:
         """The group of each position in `order`."""
         lengths = np.diff(self.starts, append=len(self.order))

@@ -7,6 +7,7 @@ tasks that were planned and, in a stream, in the offsets.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 
 from foundation.errors import InvalidInput
 from server.client.remote_table import RemoteTable
-from sink.source.options import ReaderOptions
+from sink.source.lake_read import ReadCopy, plan_version, version_schema
+from sink.source.options import ReaderOptions, VersionOptions
 from sink.source.planning import RowsPlan, plan_rows
 from sink.source.pruning import allowed_values
 from sink.source.schemas import caster, change_fields, chosen_fields, row_fields, to_spark
@@ -38,7 +40,9 @@ class TallybookSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._given = ReaderOptions.of(options)
+        self._version = VersionOptions.of(options)
+        if self._version is None:
+            self._given = ReaderOptions.of(options)
 
     @classmethod
     def name(cls) -> str:
@@ -47,10 +51,14 @@ class TallybookSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> Any:
         """Return the columns of the table, or of its changes."""
+        if self._version is not None:
+            return to_spark(version_fields(self._version))
         return to_spark(self._fields(self._table()))
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return what plans a batch, and reads it."""
+        if self._version is not None:
+            return CopyRows(self._version, schema)
         if self._given.start is not None:
             raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
         takes_filters = self._given.push_filters and _OFFERS_FILTERS in sys.modules
@@ -58,6 +66,8 @@ class TallybookSource(DataSource):  # type: ignore[misc]
 
     def streamReader(self, schema: Any) -> ChangeStream:  # noqa: N802
         """Return what plans the micro-batches of a stream, and reads them."""
+        if self._version is not None:
+            raise InvalidInput("a version of a copy does not change: use spark.read")
         if self._given.start is None:
             raise InvalidInput(
                 'where does the stream start? Say .option("start", "full"): all rows, then what '
@@ -114,6 +124,32 @@ class TableRows(DataSourceReader):  # type: ignore[misc]
         return read_task(partition.value, self._schema)
 
 
+class CopyRows(DataSourceReader):  # type: ignore[misc]
+    """Reads a version of a copy in a lake, as it was."""
+
+    def __init__(self, options: VersionOptions, schema: Any) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Return what there is to read, a task each."""
+        given = self._options
+        fields = chosen_fields(version_fields(replace(given, columns=None)), self._schema)
+        return [
+            InputPartition(one) for one in plan_version(given.lake, given.version, fields.names)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield what a task has to read."""
+        return read_task(partition.value, self._schema)
+
+
+def version_fields(options: VersionOptions) -> pa.Schema:
+    """Return the columns of a version of a copy, or those that are wanted."""
+    schema = version_schema(options.lake, options.version, options.table)
+    return row_fields(schema, options.columns)
+
+
 class FilteredRows(TableRows):
     """The same where Spark offers filters: they choose buckets and keys, and Spark has them too.
 
@@ -128,6 +164,8 @@ class FilteredRows(TableRows):
         return self._filters
 
 
-def read_task(task: TableTask | None, schema: Any, timezone: str = "UTC") -> Iterator[Any]:
+def read_task(
+    task: TableTask | ReadCopy | None, schema: Any, timezone: str = "UTC"
+) -> Iterator[Any]:
     """Yield the batches of a task, exactly as Spark's schema has them; None has none."""
     return iter(()) if task is None else map(caster(schema, timezone), task.batches())

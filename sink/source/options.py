@@ -15,12 +15,13 @@ from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Recipe
 from server.protocol.environment import TOKEN_VARIABLE, credentials_from, find_address
+from sink.lake.opening import Place
 from sink.options import parse_duration_ms
 
 FULL, EARLIEST, LATEST = "full", "earliest", "latest"
 CHANGES, UPSERTS = "changes", "upserts"
 _MODES = (CHANGES, UPSERTS)
-_STORAGE = "storage."
+_STORAGE, _LAKE = "storage.", "lake."
 _OF_STREAMS = ("start", "mode", "maxRowsPerTrigger", "leaseDuration")
 # All options, with what they are unless they are given.
 OPTIONS: Mapping[str, str | None] = {
@@ -29,7 +30,7 @@ OPTIONS: Mapping[str, str | None] = {
     "deadline": "30 s",
     **dict.fromkeys(("columns", "keys")),
     "isolation": Isolation.COMMITTED.value,
-    **dict.fromkeys(("at", "lease")),
+    **dict.fromkeys(("at", "lease", "lake", "lakeVersion")),
     "pushFilters": "false",
     "start": None,
     "mode": CHANGES,
@@ -51,7 +52,8 @@ class ReaderOptions:
     """`start`: None for a batch. `lease`: one that the caller holds or, of a stream, its own.
 
     `keys`: by column, the only values that are wanted. `push_filters`: see
-    `data_source.FilteredRows`.
+    `data_source.FilteredRows`. `lake`: where a copy of the table is, which is read as far as it
+    goes.
     """
 
     table: str
@@ -66,6 +68,7 @@ class ReaderOptions:
     mode: str = CHANGES
     max_rows: int | None = None
     lease_duration_ms: int = 24 * 3_600_000
+    lake: Place | None = None
 
     @classmethod
     def of(
@@ -96,6 +99,8 @@ class ReaderOptions:
             raise InvalidInput("a stream has the changes of all keys: leave `keys`")
         if get["keys"] is not None and get["lease"] is not None:
             raise InvalidInput("`keys` are looked up at the leaders: leave `lease`")
+        if get["lake"] is not None:
+            _check_lake(get, given)
         return cls(
             table=get["table"],
             recipe=_recipe(get, given, environment),
@@ -109,6 +114,7 @@ class ReaderOptions:
             mode=_mode(get["mode"]),
             max_rows=_count("maxRowsPerTrigger", get["maxRowsPerTrigger"]),
             lease_duration_ms=parse_duration_ms("leaseDuration", get["leaseDuration"] or ""),
+            lake=None if get["lake"] is None else _place(get["lake"], given),
         )
 
 
@@ -117,7 +123,7 @@ def _check_names(given: Mapping[str, str]) -> None:
         raise InvalidInput(_NO_CATALOG)
     known = {name.casefold() for name in OPTIONS}
     for name in given:
-        if name not in known and name not in _OF_SPARK and not name.startswith(_STORAGE):
+        if name not in known and name not in _OF_SPARK and not name.startswith((_STORAGE, _LAKE)):
             near = did_you_mean(name, OPTIONS) or f"; there are {', '.join(OPTIONS)}"
             raise InvalidInput(f"there is no option '{name}'{near}")
 
@@ -136,16 +142,61 @@ def _recipe(
         credentials=(user, password or "") if user else credentials_from(environment),
         deadline_s=deadline_s,
         attempt_s=min(10.0, deadline_s),
-        storage_settings=_storage_settings(given),
+        storage_settings=_settings(_STORAGE, given),
     )
 
 
-def _storage_settings(given: Mapping[str, str]) -> dict[str, Any]:
+def _settings(prefix: str, given: Mapping[str, str]) -> dict[str, Any]:
     return {
-        name.removeprefix(_STORAGE): value
-        for name, value in given.items()
-        if name.startswith(_STORAGE)
+        name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)
     }
+
+
+def _place(location: str, given: Mapping[str, str]) -> Place:
+    return Place.of(location, _settings(_LAKE, given))
+
+
+def _check_lake(get: Mapping[str, str | None], given: Mapping[str, str]) -> None:
+    for name in ("keys", "lease", "start"):
+        if get[name] is not None:
+            raise InvalidInput(f"a read with a copy in a lake is of all rows: leave `{name}`")
+    if "isolation" in given and Isolation.of(get["isolation"] or "") is not Isolation.COMMITTED:
+        raise InvalidInput("a read with a copy in a lake stands at a cut: leave `isolation`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionOptions:
+    """A version of a copy in a lake, to be read as it was; no cluster is needed."""
+
+    lake: Place
+    version: int
+    columns: tuple[str, ...] | None
+    table: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "VersionOptions | None":
+        """Return what options say; None if they do not ask for a version."""
+        given = {name.casefold(): value for name, value in options.items()}
+        if "lakeversion" not in given:
+            return None
+        _check_names(given)
+        unneeded = tuple(
+            name
+            for name in OPTIONS
+            if name.casefold() in given and name not in ("lake", "lakeVersion", "columns", "table")
+        )
+        if "lake" not in given or unneeded:
+            what = f"leave {_listed(unneeded)}" if unneeded else "say where: `lake`"
+            raise InvalidInput(f"a version of a copy (`lakeVersion`) is read as it was: {what}")
+        version = given["lakeversion"]
+        if not version.isdecimal():
+            raise InvalidInput(f"`lakeVersion` is a number of the lake's own, not {version!r}")
+        return cls(
+            lake=_place(given["lake"], given),
+            version=int(version),
+            columns=_columns(given.get("columns")),
+            table=given.get("table"),
+        )
 
 
 def _columns(text: str | None) -> tuple[str, ...] | None:

@@ -1,6 +1,6 @@
 """How a batch read is made of tasks: which buckets or keys each of them reads, all at one cut."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foundation.errors import InvalidInput
@@ -11,14 +11,12 @@ from recovery.reader.isolation import Isolation
 from server.client.changelog import estimated_rows
 from server.client.cluster import Recipe
 from server.client.remote_table import RemoteTable
+from sink.lake.opening import Place
+from sink.source.grouping import grouped
+from sink.source.lake_read import plan_union
 from sink.source.options import ReaderOptions
 from sink.source.pruning import Allowed, Pruned, both, prune, wanted_values
 from sink.source.tasks import ReadKeys, ReadRows, TableTask, Wanted
-
-# There are not more tasks than that: with more buckets, a task reads several.
-MOST_TASKS = 1_000
-# Spark takes some 50 ms for a task in Python, in which this many rows can be read.
-_ROWS_A_TASK = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +24,8 @@ class RowsPlan:
     """What is wanted of a table: columns of the key and others; at which cut, by which lease.
 
     `keys`: by column of the key, the only values that are wanted, as JSON has them. `allowed`: by
-    column, the only values that can pass what is done with the rows.
+    column, the only values that can pass what is done with the rows. `lake`: where a copy of the
+    table is, to be read in its place as far as it goes.
     """
 
     columns: Sequence[str]
@@ -35,6 +34,7 @@ class RowsPlan:
     lease: str | None = None
     keys: Allowed | None = None
     allowed: Allowed = field(default_factory=dict)
+    lake: Place | None = None
 
     @classmethod
     def of(
@@ -48,6 +48,7 @@ class RowsPlan:
             lease=options.lease,
             keys=options.keys,
             allowed=allowed or {},
+            lake=options.lake,
         )
 
 
@@ -55,8 +56,10 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
     """Return the tasks that read it, all at one cut, which is taken now unless it is given."""
     schema = table.schema
     values = tuple(name for name in plan.columns if schema.column(name).function is not None)
-    cut = _cut(table, plan)
     wanted = Wanted(recipe=recipe, table=table.definition, columns=values)
+    if plan.lake is not None:
+        return list(plan_union(table, wanted, plan.lake, plan.at))
+    cut = _cut(table, plan)
     keys = {} if plan.keys is None else wanted_values(schema, plan.keys)
     pruned = prune(schema, both(keys, plan.allowed))
     if pruned.keys is not None and plan.lease is None:
@@ -99,23 +102,3 @@ def _cut(table: RemoteTable, plan: RowsPlan) -> Cut | None:
             raise InvalidInput("`at` a cut there is what was committed: leave `isolation`, or `at`")
         return table.definition.check_cut(plan.at)
     return table.cut() if plan.isolation is Isolation.COMMITTED else None
-
-
-def grouped(
-    buckets: Sequence[BucketId], sizes: Mapping[BucketId, int]
-) -> list[tuple[BucketId, ...]]:
-    """Return the buckets of each task: small ones together, and more if there are very many.
-
-    `sizes`: about how many rows each has; one that is not known is not small.
-    """
-    most = -(-len(buckets) // MOST_TASKS)
-    groups: list[list[BucketId]] = []
-    rows = 0
-    for bucket in buckets:
-        size = sizes.get(bucket, _ROWS_A_TASK)
-        if not groups or (rows + size > _ROWS_A_TASK and len(groups[-1]) >= most):
-            groups.append([])
-            rows = 0
-        groups[-1].append(bucket)
-        rows += size
-    return list(map(tuple, groups))

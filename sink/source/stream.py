@@ -24,10 +24,10 @@ from recovery.reader.cut import Cut
 from recovery.reader.cut_between import Piece, cut_between
 from server.client.changelog import earliest_cut, estimated_rows, pieces_between
 from server.protocol.definitions import ClusterTable
+from sink.rolling_lease import RollingLease
+from sink.source.grouping import grouped
 from sink.source.options import CHANGES, EARLIEST, FULL, LATEST, UPSERTS, ReaderOptions
-from sink.source.planning import grouped
 from sink.source.schemas import caster
-from sink.source.stream_lease import StreamLease
 from sink.source.tasks import ReadChanges, ReadFirst, ReadUpserts, TableTask, Wanted, restricted
 
 _CUT, _SINCE, _ALL_ROWS = "cut", "since", "full"
@@ -50,7 +50,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         columns = tuple(name for name in names if name in values)
         self._wanted = Wanted(recipe=options.recipe, table=table, columns=columns)
         self._target: Cut | None = None
-        self._lease: StreamLease | None = None
+        self._lease: RollingLease | None = None
 
     # --- Offsets --------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         """Hold the log before anything is planned: where the stream stands is held from then on."""
         name = self._options.lease
         if name is not None and self._lease is None:
-            self._lease = StreamLease(self._wanted.remote, name, self._options.lease_duration_ms)
+            self._lease = RollingLease(self._wanted.remote, name, self._options.lease_duration_ms)
 
     def stop(self) -> None:
         """Leave the lease to expire: the stream may come back."""

@@ -2,9 +2,10 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,12 +38,14 @@ _KEYS_AT_ONCE = 50_000
 class Wanted:
     """What a query wants of a table, as this was known when the query was planned.
 
-    `columns`: the value columns, by the names that they had then.
+    `columns`: the value columns, by the names that they had then. `states`: those whose states are
+    wanted, too, of look-ups.
     """
 
     recipe: Recipe
     table: ClusterTable
     columns: tuple[str, ...]
+    states: tuple[str, ...] = ()
 
     @property
     def remote(self) -> RemoteTable:
@@ -152,22 +155,26 @@ class ReadFirst(ReadRows):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadChanges(TableTask):
-    """Read the change records of buckets from one cut to another."""
+    """Read the change records of buckets from one cut to another.
+
+    `all_or_nothing`: PartitionGone if one was dropped meanwhile; else there is less of it.
+    """
 
     buckets: tuple[BucketId, ...]
     since: Cut
     until: Cut
+    all_or_nothing: bool = False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield records of the columns that are wanted, under the names that they had."""
-        for bucket, batch in self._records():
+        for bucket, batch, _ in self._records():
             name = pa.scalar(str(bucket), pa.string())
             yield batch.append_column(BUCKET, pa.repeat(name, batch.num_rows))
 
-    def _records(self) -> Iterator[tuple[BucketId, pa.RecordBatch]]:
-        """Yield records, each with its bucket; those about other columns are left out.
+    def _records(self) -> Iterator["_Records"]:
+        """Yield records; those about other columns are left out.
 
-        A partition that was dropped since has none.
+        A partition that was dropped since has none, unless all are needed.
         """
         table = self.wanted.remote
         table.refresh()
@@ -177,11 +184,27 @@ class ReadChanges(TableTask):
                 for batch in bucket_changes(table.caller, self.since, self.until, bucket):
                     if batch.schema != shown:
                         shown, names = batch.schema, self._names(table, batch.schema)
-                    found = _under_old_names(batch, names, keys_only=not self.wanted.columns)
+                    found = _under_old_names(batch, names, keys_only=self._of_any_column)
                     if found.num_rows:
-                        yield bucket, found
+                        yield _Records(bucket, found, self._speaks_of_all(batch))
             except PartitionGone as exc:
+                if self.all_or_nothing:
+                    raise
                 logger.warning("changes of bucket %s are not read: %s", bucket, exc)
+
+    @property
+    def _of_any_column(self) -> bool:
+        """Whether records about other columns than those that are wanted come, too."""
+        return not self.wanted.columns
+
+    def _speaks_of_all(self, batch: pa.RecordBatch) -> bool:
+        """Whether records are about all columns that the table has by now."""
+        told = len(batch.column(CHANGED)[0].as_py())
+        return bool(
+            told == len(self.wanted.columns)
+            and told + len(self.wanted.table.schema.key_columns) + len(ABOUT_CHANGES)
+            == len(batch.schema)
+        )
 
     def _names(self, table: RemoteTable, shown: pa.Schema) -> dict[str, str]:
         """Return the names that columns have in these records, and had when the query was planned.
@@ -214,27 +237,79 @@ class ReadChanges(TableTask):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadUpserts(ReadChanges):
-    """Read the rows, as they are at the later cut, of all keys that changed; deletes have keys."""
+    """Read the rows, as they are at the later cut, of all keys that changed; deletes have keys.
+
+    `of_any_column`: also where it is another column that changed than those that are wanted. That
+    may be what a row begins or ends with.
+    """
+
+    of_any_column: bool = False
+
+    @property
+    def _of_any_column(self) -> bool:
+        return self.of_any_column or not self.wanted.columns
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield rows, each with whether it is to be written or deleted."""
-        keys = [column.name for column in self.wanted.table.schema.key_columns]
-        for _, records in groupby(self._records(), key=lambda one: one[0]):
-            distinct = self._distinct(pa.Table.from_batches([b.select(keys) for _, b in records]))
-            for start in range(0, distinct.num_rows, _KEYS_AT_ONCE):
-                some = distinct.slice(start, _KEYS_AT_ONCE)
-                rows = look_up(
-                    self.wanted.remote.caller, some, self.wanted.columns, self.until, found=True
-                )
-                kinds = pc.if_else(rows[FOUND], UPSERT, DELETE)
-                yield from rows.append_column(CHANGE_TYPE, kinds).combine_chunks().to_batches()
+        return (batch for _, batch in self.by_bucket())
 
-    def _distinct(self, keys: pa.Table) -> pa.Table:
-        """Return each key once. Not by `group_by`, which complains of how Flight aligns bytes."""
-        codec = KeyCodec([column.type for column in self.wanted.table.schema.key_columns])
-        whole = keys.combine_chunks()
-        encoded = codec.encode([column.combine_chunks() for column in whole.columns])
-        return whole.take(pa.array(group_by_key(encoded).first_rows))
+    def by_bucket(self) -> Iterator[tuple[BucketId, pa.RecordBatch]]:
+        """Yield the same, bucket after bucket, each key once, in the order of keys."""
+        for bucket, records in groupby(self._records(), key=lambda one: one.bucket):
+            for rows in self._rows(records):
+                yield from ((bucket, batch) for batch in rows.combine_chunks().to_batches())
+
+    def _rows(self, records: Iterable["_Records"]) -> Iterator[pa.Table]:
+        """Yield the rows of the keys of records: they are looked up, unless records have them."""
+        keys = [column.name for column in self.wanted.table.schema.key_columns]
+        batches: list[pa.RecordBatch] = []
+        count, have_rows = 0, not self.wanted.states
+        for one in records:
+            count += one.batch.num_rows
+            if have_rows and not (one.whole and count <= _KEYS_AT_ONCE):
+                have_rows, batches = False, [batch.select(keys) for batch in batches]
+            batches.append(one.batch if have_rows else one.batch.select(keys))
+        if have_rows:
+            yield self._last_images(pa.Table.from_batches(batches))
+            return
+        distinct = self._by_key(pa.Table.from_batches(batches))
+        for start in range(0, distinct.num_rows, _KEYS_AT_ONCE):
+            rows = look_up(
+                self.wanted.remote.caller,
+                distinct.slice(start, _KEYS_AT_ONCE),
+                self.wanted.columns,
+                self.until,
+                states=self.wanted.states,
+                found=True,
+            )
+            kinds = pc.if_else(rows[FOUND], UPSERT, DELETE)
+            yield rows.drop_columns([FOUND]).append_column(CHANGE_TYPE, kinds)
+
+    def _last_images(self, records: pa.Table) -> pa.Table:
+        """Return rows by records of all columns: the last of a key says what it is since."""
+        last = self._by_key(records, last=True)
+        kinds = pc.if_else(pc.equal(last[CHANGE_TYPE], DELETE), DELETE, UPSERT)
+        return last.drop_columns([*ABOUT_CHANGES]).append_column(CHANGE_TYPE, kinds)
+
+    def _by_key(self, rows: pa.Table, *, last: bool = False) -> pa.Table:
+        """Return the first row of each key, or the last, in the order of keys.
+
+        Not by `group_by`, which complains of how Flight aligns bytes.
+        """
+        columns = self.wanted.table.schema.key_columns
+        codec = KeyCodec([column.type for column in columns])
+        whole = rows.combine_chunks()
+        encoded = codec.encode([whole[column.name].combine_chunks() for column in columns])
+        groups = group_by_key(encoded)
+        return whole.take(pa.array(groups.last_rows if last else groups.first_rows))
+
+
+class _Records(NamedTuple):
+    """Change records of a bucket; `whole`: they are about all columns of the table."""
+
+    bucket: BucketId
+    batch: pa.RecordBatch
+    whole: bool
 
 
 def restricted(task: ReadChanges) -> ReadChanges:

@@ -29,6 +29,11 @@ def read_columns(
     """
     if cluster is not None:
         options = {"zookeeper": cluster.address, **options}
+    if any(name.casefold() == "lakeversion" for name in options):
+        raise InvalidInput(
+            "a version of a copy (`lakeVersion`) is read without the cluster: "
+            'spark.read.format("tallybook").options(lake=..., lakeVersion=...).load()'
+        )
     given = ReaderOptions.of(options)
     if given.start is not None:
         raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")

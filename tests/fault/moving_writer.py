@@ -11,8 +11,9 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import connect
 from server.client.remote_table import RemoteTable
+from server.launch.local_cluster import LocalCluster
 from tests.conftest import schema_of
 from tests.fault.cluster_load import child_process
 
@@ -60,6 +62,38 @@ def moving(address: str, table: str, column: str, seed: int, *redo: str) -> Iter
     arguments = [address, table, column, str(seed), *redo]
     with child_process("tests.fault.moving_writer", *arguments) as child:
         yield child
+
+
+class Movers:
+    """The two writers, each a process that is started again when it was killed."""
+
+    def __init__(self, cluster: LocalCluster, table: RemoteTable, seed: int, redo: Path) -> None:
+        self._stack = ExitStack()
+        self._start = {
+            "a": lambda: moving(cluster.address, table.name, "a", seed),
+            "b": lambda: moving(cluster.address, table.name, "b", seed, str(redo)),
+        }
+        self.running: dict[str, Any] = {}
+
+    def start(self, column: str) -> None:
+        """Start a writer, and wait until it has committed something."""
+        child = self.running[column] = self._stack.enter_context(self._start[column]())
+        assert child.stdout.readline(), f"the writer of {column} has ended"
+        threading.Thread(target=child.stdout.read, daemon=True).start()
+
+    def kill(self, column: str) -> None:
+        """Kill a writer, anywhere in a batch, and start it again."""
+        self.running[column].kill()
+        self.running[column].wait()
+        self.start(column)
+
+    def __enter__(self) -> "Movers":
+        for column in "ab":
+            self.start(column)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def main(address: str, name: str, column: str, seed: int, *redo: str) -> None:

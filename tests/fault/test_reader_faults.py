@@ -28,7 +28,7 @@ from sink.source.planning import RowsPlan, plan_rows
 from sink.worker_connections import disconnect
 from tests.conftest import schema_of
 from tests.fault.cluster_load import LONGER, leaders, noted, rounds, wait_until_led
-from tests.fault.moving_writer import KEYS, TOTAL, moving, rows_of, table_schema, writer_of
+from tests.fault.moving_writer import KEYS, TOTAL, Movers, rows_of, table_schema, writer_of
 from tests.support.spark_session import SHORT_LIVED, quiet_spark
 from tests.support.zookeeper_server import wait_until
 
@@ -59,38 +59,6 @@ def table(client: Cluster) -> RemoteTable:
         with writer_of(created, column) as writer:
             writer.write(0, Rows(data=rows_of(column, 0, 0)))
     return created
-
-
-class Movers:
-    """The two writers, each a process that is started again when it was killed."""
-
-    def __init__(self, cluster: LocalCluster, table: RemoteTable, seed: int, redo: Path) -> None:
-        self._stack = ExitStack()
-        self._start = {
-            "a": lambda: moving(cluster.address, table.name, "a", seed),
-            "b": lambda: moving(cluster.address, table.name, "b", seed, str(redo)),
-        }
-        self.running: dict[str, Any] = {}
-
-    def start(self, column: str) -> None:
-        """Start a writer, and wait until it has committed something."""
-        child = self.running[column] = self._stack.enter_context(self._start[column]())
-        assert child.stdout.readline(), f"the writer of {column} has ended"
-        threading.Thread(target=child.stdout.read, daemon=True).start()
-
-    def kill(self, column: str) -> None:
-        """Kill a writer, anywhere in a batch, and start it again."""
-        self.running[column].kill()
-        self.running[column].wait()
-        self.start(column)
-
-    def __enter__(self) -> "Movers":
-        for column in "ab":
-            self.start(column)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
 
 @pytest.mark.spark

@@ -83,8 +83,10 @@ def test_every_failpoint_of_the_writer_and_its_tasks_is_died_at() -> None:
     names = [
         name for path in sources for name in re.findall(r'\bhit\("([^"]+)"\)', path.read_text())
     ]
-    # Those of snapshots are `test_snapshot_faults`'s, those of parts `test_large_puts`'s.
-    found = {name for name in names if not name.startswith(("snapshot.", "put."))}
+    # Those of snapshots are `test_snapshot_faults`'s, those of parts `test_large_puts`'s, those of
+    # copies in a lake `test_tiering_kill`'s.
+    elsewhere = ("snapshot.", "put.", "lake.", "tier.")
+    found = {name for name in names if not name.startswith(elsewhere)}
     of_starts = {*AT_A_START, *IN_AN_UNDO}
     assert found == {*of_starts, *IN_A_BATCH, *IN_A_PROMISE, *AFTER_A_BATCH, *OF_TASKS}
 

@@ -12,8 +12,8 @@ from locks.encoding.offsets import Offsets
 from recovery.writer.table_writer import TableWriter
 from server.client.changelog import bucket_changes
 from server.client.remote_table import RemoteTable
+from sink.rolling_lease import RollingLease
 from sink.source import tasks
-from sink.source.stream_lease import StreamLease
 from tests.conftest import SUMS
 from tests.support.day_tables import DAYS
 from tests.support.stream_scene import APPLY, KEYS, Scene, stream_scene, to_the_end, write
@@ -368,7 +368,7 @@ def test_a_lease_rolls_forward_with_its_stream(scene: Scene) -> None:
     table = scene.table()
     writer = scene.writer(table, "w", "a")
     write(writer, a=1)
-    lease = StreamLease(table, "mine", 5_000)
+    lease = RollingLease(table, "mine", 5_000)
     try:
         assert leases(scene, table) == ["mine.1"]
         behind = table.cut()
@@ -409,12 +409,12 @@ def test_a_lease_goes_on_after_a_restart_and_begins_anew_if_it_has_expired(scene
     write(writer, a=1)
     position = table.cut()
     write(writer, a=1)
-    first = StreamLease(table, "mine", 60_000)
+    first = RollingLease(table, "mine", 60_000)
     first.stop()
     # Of others, whose names are nearly the same, nothing is held on to, or dropped.
     table.lease_latest("mine.other", 60.0, renew=False)
     table.lease_latest("yours.1", 60.0, renew=False)
-    second = StreamLease(table, "mine", 3_000)
+    second = RollingLease(table, "mine", 3_000)
     assert leases(scene, table) == ["mine.1", "mine.2", "mine.other", "yours.1"]
     second.advance(position)
     assert "mine.1" in leases(scene, table), "the stream is still behind"
@@ -422,7 +422,7 @@ def test_a_lease_goes_on_after_a_restart_and_begins_anew_if_it_has_expired(scene
     assert leases(scene, table) == ["mine.2", "mine.other", "yours.1"]
     second.stop()
     wait_until(lambda: "mine.2" not in leases(scene, table), "nobody has renewed it")
-    third = StreamLease(table, "mine", 60_000)
+    third = RollingLease(table, "mine", 60_000)
     assert set(leases(scene, table)) - {"mine.other", "yours.1"} <= {"mine.1", "mine.3"}
     third.advance(table.cut())
     third.stop()
@@ -433,7 +433,7 @@ def test_a_lease_has_partitions_that_appear_later(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = scene.table(DAYS, buckets=2)
-    lease = StreamLease(table, "mine", 2_000)
+    lease = RollingLease(table, "mine", 2_000)
     try:
         assert leases(scene, table) == [], "there is nothing to hold yet"
         lease._renew()
@@ -450,3 +450,54 @@ def test_a_lease_has_partitions_that_appear_later(
         assert len(held.snapshots) == 2
     finally:
         lease.stop()
+
+
+def test_a_lease_can_be_taken_anew_held_for_a_while_and_dropped(scene: Scene) -> None:
+    table = scene.table()
+    writer = scene.writer(table, "w", "a")
+    write(writer, a=1)
+    lease = RollingLease(table, "mine", 60_000)
+    assert lease.holds
+    assert lease.lease_id == "mine.1"
+    behind = lease.begins_at
+    write(writer, a=1)
+    table.snapshot()
+    lease.take()
+    # What is there begins later; what was held until then is, until the reader has come to it.
+    assert lease.lease_id == "mine.2"
+    assert behind.is_before(lease.begins_at)
+    assert leases(scene, table) == ["mine.1", "mine.2"]
+    lease.advance(behind)
+    assert leases(scene, table) == ["mine.1", "mine.2"]
+    rows = table.borrow_lease(lease.lease_id).snapshots
+    assert sorted(rows) == table.bucket_ids()
+    lease.advance(table.cut())
+    assert leases(scene, table) == ["mine.2"]
+    # For as long as it is to be held, and no longer: nobody renews it any more.
+    before_ms = expiry(scene, table, "mine.2")
+    lease.hold(3_600_000)
+    held_ms = expiry(scene, table, "mine.2")
+    assert held_ms > before_ms + 3_000_000
+    lease.take()
+    lease.drop()
+    assert leases(scene, table) == []
+    lease.drop()
+    assert leases(scene, table) == []
+
+
+def test_a_lease_that_is_held_for_a_short_while_is_gone_after_it(scene: Scene) -> None:
+    table = scene.table()
+    write(scene.writer(table, "w", "a"), a=1)
+    lease = RollingLease(table, "mine", 60_000)
+    lease.hold(2_000)
+    wait_until(lambda: not leases(scene, table), "it has expired")
+
+
+def test_a_lease_of_a_table_without_partitions_is_none(scene: Scene) -> None:
+    table = scene.table(DAYS, buckets=2)
+    lease = RollingLease(table, "mine", 60_000)
+    assert not lease.holds
+    lease.take()
+    lease.hold(5_000)
+    lease.drop()
+    assert leases(scene, table) == []

@@ -1,5 +1,6 @@
 """The documentation is true: its code runs, its options exist, its links lead somewhere."""
 
+import argparse
 import dataclasses
 import inspect
 import re
@@ -13,6 +14,8 @@ from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from sink.options import OWNER_ID, TTL, SinkOptions
 from sink.source.options import OPTIONS
+from sink.tiering.options import TieringOptions
+from tallybook import tier_command
 from tests.support.documented import (
     NAMES,
     ROOT,
@@ -111,6 +114,30 @@ def test_the_options_of_a_sink_are_those_that_it_takes() -> None:
     } == {name: [default] for name, default in defaults.items()}
 
 
+def test_the_options_of_tiering_are_those_that_it_takes() -> None:
+    told, options = {}, set()
+    for row in page("docs/tiering.md").table("argument of `tb.tiering.run`"):
+        [argument], option = (re.findall(r"`([^`]+)`", cell) for cell in [*row.values()][:2])
+        told[argument] = values_in(row["default"]) if row["default"] else []
+        options.update(option)
+    assert told == {
+        one.name: [] if one.default is one.default_factory else [_default(one)]
+        for one in dataclasses.fields(TieringOptions)
+    }
+    # How a cluster is reached, and what is the command's own, is told below the table.
+    others = {"--zookeeper", "--token-file", "--tls-root", "--deadline", "--metrics-port"}
+    assert options - {"TABLE"} | others | {"--master", "--help"} == set(options_of("tier"))
+    command = argparse.ArgumentParser()
+    tier_command.add_options(command)
+    given = tier_command.options_of(command.parse_args(["accounts", "--to", "lake"]))
+    assert given == TieringOptions(table="accounts", to="lake"), "both have the same defaults"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
 def test_the_options_of_spark_readers_are_those_that_they_take() -> None:
     told: dict[str, str | None] = {}
     for table in page("docs/spark-readers.md").tables():
@@ -118,7 +145,7 @@ def test_the_options_of_spark_readers_are_those_that_they_take() -> None:
             default = row["default"].strip("`")
             names = re.findall(r"`([^`]+)`", row["option"])
             told |= dict.fromkeys(names, None if default == "none" else default)
-    assert told.pop("storage.*") is None
+    assert told.pop("storage.*") is told.pop("lake.*") is None
     # Those of streams are named among all, and have their own table.
     assert told == dict(OPTIONS)
 

@@ -23,6 +23,7 @@ def test_groups_are_those_of_a_dictionary_in_key_order(keys: list[bytes]) -> Non
     found = np.split(groups.order, groups.starts[1:]) if keys else []
     assert [rows.tolist() for rows in found] == [expected[key] for key in sorted(expected)]
     assert [keys[row] for row in groups.first_rows.tolist()] == sorted(expected)
+    assert groups.last_rows.tolist() == [expected[key][-1] for key in sorted(expected)]
 
 
 def test_groups_of_a_slice_are_those_of_its_rows() -> None:

@@ -61,6 +61,7 @@ class World:
             "127.0.0.1:2181": local.address,
             "zookeeper:2181/tallybook": f"{local.address}/secured",
             "/shared/logs": str(directory / "logs"),
+            "/shared/lake": str(directory / "lake"),
             "/var/lib/tallybook": "views",
         }
 
@@ -127,6 +128,8 @@ class World:
                 check_command(words)
             case ["tallybook", "serve", *options]:
                 self._serve(options)
+            case ["tallybook", "tier", *_]:
+                _tier(block, words)
             case ["tallybook", *rest]:
                 said = io.StringIO()
                 with redirect_stderr(said):
@@ -172,6 +175,27 @@ class World:
             r"(?i).*(?:error|exception|invalid|usage|not exist|is not valid).*", done.stdout
         )
         assert (done.returncode, refused) == (0, []), f"{block.where}: {done.stdout}{done.stderr}"
+
+
+def _tier(block: Block, words: Sequence[str]) -> None:
+    """Run the command here, with the session that there is, which goes on; times are not compared.
+
+    It takes signals for itself, which are given back.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = [signal.getsignal(number) for number in numbers]
+    said = io.StringIO()
+    try:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+            patch.setattr(SparkSession, "stop", lambda _: None)
+            code = cli.main(list(words[1:]))
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+    assert code == 0, f"{block.where}: {shlex.join(words)}: {said.getvalue()}"
 
 
 @dataclass(frozen=True)
@@ -289,7 +313,9 @@ def all_options() -> set[str]:
     """Return the options of all commands of `tallybook`."""
     actions = [("locks", action) for action in ("list", "release", "forget")]
     return {
-        option for command in [("serve",), ("status",), *actions] for option in options_of(*command)
+        option
+        for command in [("serve",), ("status",), ("tier",), *actions]
+        for option in options_of(*command)
     }
 
 

@@ -22,6 +22,8 @@ from merge_engine.storage.objects import LocalStorage
 from recovery.embedded.table import Table
 from recovery.writer import promise_objects
 from recovery.writer.redo import RedoLog
+from sink.lake import parquet_log
+from sink.lake import state as lake_state
 from tests.fixtures.formats import buckets, promises
 from tests.fixtures.formats import tables as embedded
 from tests.fixtures.formats.kinds import KINDS, Kind, copied, files, registered
@@ -30,7 +32,7 @@ from tests.fixtures.formats.kinds import KINDS, Kind, copied, files, registered
 def of_a_later_version(kind: Kind, data: bytes) -> bytes:
     """Return a file's bytes as the next version of its format would begin, or end."""
     later = after(kind.formats)
-    if kind.formats is schema.FORMATS:
+    if kind.formats in (schema.FORMATS, lake_state.FORMATS, parquet_log.FORMATS):
         return json.dumps(json.loads(data) | {"format": later}).encode()
     if kind.formats in (snapshot_manifest.FORMATS, log_start.FORMATS):
         return sealed(data[:8] + struct.pack("<H", later) + data[10:-8])

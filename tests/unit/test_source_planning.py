@@ -15,7 +15,8 @@ from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Recipe
 from server.protocol.reads import LogEnds
-from sink.source.planning import MOST_TASKS, RowsPlan, grouped, plan_rows
+from sink.source.grouping import MOST_TASKS, grouped
+from sink.source.planning import RowsPlan, plan_rows
 from sink.source.tasks import ReadKeys, ReadRows, TableTask
 from tests.conftest import SUMS
 from tests.support.day_tables import DAYS
