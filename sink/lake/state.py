@@ -178,11 +178,6 @@ class LakeState:
         return sum(file.live for file in self.files.values())
 
     @property
-    def size(self) -> int:
-        """How many bytes the files have."""
-        return sum(file.size for file in self.files.values())
-
-    @property
     def next_step(self) -> int:
         """The number of the next step. Somebody may have restored a version, with its mark."""
         return max(self.mark.step, self.version) + 1
