@@ -4,10 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+PEERS := $(VENV)/.peers
+CLASSES := $(VENV)/spark-classes.jsa
 export SPARK_LOCAL_IP := 127.0.0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo first test test-unit test-fault spec lint format bench bench-quick clean
+.PHONY: help demo first test test-unit test-fault spec lint format bench bench-quick bench-latency clean
 
 help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,13 +28,17 @@ demo: $(INSTALLED)  ## two Spark jobs fill one table; one is killed, and nothing
 first: $(INSTALLED)  ## create a table, put two batches, look keys up: no servers, no Spark
 	@$(RUN) examples/first_table.py
 
-test: $(INSTALLED)  ## all tests, in parallel
+# Spark starts in half the time, and tests start it often.
+$(CLASSES): $(INSTALLED)
+	@$(RUN) -m tests.support.java_classes
+
+test: $(INSTALLED) $(CLASSES)  ## all tests, in parallel
 	@$(RUN) -m pytest -q -n 2 --dist worksteal
 
 test-unit: $(INSTALLED)  ## the fast tests only
 	@$(RUN) -m pytest -q -n 2 tests/unit
 
-test-fault: $(INSTALLED)  ## crash and model tests for a long time (TALLYBOOK_EXAMPLES=1000)
+test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (TALLYBOOK_EXAMPLES=1000)
 	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 tests/fault tests/property
 
 spec:  ## run the executable specification: 20,000 histories, and each rule switched off
@@ -50,11 +56,19 @@ format: $(INSTALLED)  ## let ruff fix and format
 	@$(VENV)/bin/ruff check --fix --quiet .
 	@$(VENV)/bin/ruff format --quiet .
 
-bench: $(INSTALLED)  ## the figures, with ratios to their baselines (about fifteen minutes)
-	@$(RUN) -m benchmarks
+$(PEERS): $(INSTALLED)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[bench]'
+	@touch $@
 
-bench-quick: $(INSTALLED)  ## the same on small sizes, in a few minutes
-	@$(RUN) -m benchmarks --quick
+bench: $(PEERS)  ## all figures, beside peers and baselines, into benchmarks/results.md (half an hour)
+	@$(RUN) -m benchmarks --results benchmarks
+
+bench-quick: $(PEERS)  ## small sizes, into build/bench-quick: for every commit
+	@$(RUN) -m benchmarks --quick --results build/bench-quick
+
+bench-latency: $(PEERS)  ## ten minutes of puts: the longest, and p99 over p50
+	@$(RUN) -m benchmarks put_latency --results build/bench-latency
 
 clean:  ## remove what the other targets made
 	@rm -rf $(VENV) build .hypothesis .mypy_cache .pytest_cache .ruff_cache

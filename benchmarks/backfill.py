@@ -1,6 +1,5 @@
 """One huge first micro-batch: its rate, its memory, its recovery, and what others notice of it."""
 
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.figure import Figure, Setting
-from benchmarks.measure import Pairs
+from benchmarks.measure import Pairs, peak_mib
 from benchmarks.spark import CORES, local_spark, write_source
 from benchmarks.workload import Workload
 from foundation.failpoints import arm
@@ -189,13 +188,7 @@ def _run(spark: Any, source: Path, sink: AggregateSink, checkpoint: Path, at_onc
 def _memory_mib(cluster: LocalCluster) -> dict[str, float]:
     """Return the largest resident size so far of each server and of this process."""
     processes = {f"server {server.number}": str(server.pid) for server in cluster.servers}
-    return {name: _peak_mib(pid) for name, pid in {**processes, "driver": "self"}.items()}
-
-
-def _peak_mib(process: str) -> float:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    return {name: peak_mib(pid) for name, pid in {**processes, "driver": "self"}.items()}
 
 
 class _TaskMemory:
@@ -219,4 +212,4 @@ class _TaskMemory:
             for command in Path("/proc").glob("[0-9]*/cmdline"):
                 with suppress(OSError):  # It has ended meanwhile.
                     if b"pyspark.daemon" in command.read_bytes():
-                        self.peak_mib = max(self.peak_mib, _peak_mib(command.parent.name))
+                        self.peak_mib = max(self.peak_mib, peak_mib(command.parent.name))

@@ -1,4 +1,4 @@
-"""Servers: puts and look-ups through Flight, two servers against one, and a leader that dies."""
+"""Servers: puts and look-ups through Flight, and a leader that dies."""
 
 import os
 import shutil
@@ -7,9 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import pyarrow as pa
@@ -25,26 +23,23 @@ from recovery.embedded.table import Table
 from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from server.launch.local_cluster import LocalCluster
-from server.protocol.calls import Ping
 
 _BUCKETS = 4
 _LOOKUP_KEYS = 10_000
-_SINGLE_LOOKUPS = 200
 _SESSION_S = 2.0
 
 
 def flight_puts(setting: Setting) -> Iterator[Figure]:
-    """Puts through one server, over the embedded table; and through two servers, over one."""
+    """Puts through one server, over the embedded table."""
     directory = setting.directory / "flight_puts"
     work = Workload(setting.keys, batch_rows=setting.batch_rows)
     with ExitStack() as stack:
         one = _table(stack, directory / "one", work, servers=1)
-        two = _table(stack, directory / "two", work, servers=2)
         embedded = stack.enter_context(
             Table.create(directory / "embedded", work.schema, buckets=_BUCKETS)
         )
         for batch in work.fill():
-            for table in (one, two, embedded):
+            for table in (one, embedded):
                 table.put(batch)
 
         def over_embedded() -> tuple[float, float]:
@@ -60,28 +55,10 @@ def flight_puts(setting: Setting) -> Iterator[Figure]:
             unit="rows",
             goal=">=0.8",
         )
-        # Two callers, so that a server works while the client prepares the next batch.
-        callers = stack.enter_context(ThreadPoolExecutor(2))
-
-        def over_one() -> tuple[float, float]:
-            batches = [work.batch() for _ in range(4)]
-            rows = sum(map(len, batches))
-            seconds, _ = timed(lambda: list(callers.map(two.put, batches)))
-            one_seconds, _ = timed(lambda: list(callers.map(one.put, batches)))
-            return seconds / rows, one_seconds / rows
-
-        cores = os.cpu_count() or 1
-        yield interleave(setting.runs, setting.steps, over_one).speed(
-            "two_servers_vs_one_ratio",
-            what=f"the same puts from two threads to two servers, against one; {cores} cores, "
-            "shared with the client",
-            unit="rows",
-            goal=">=1.1" if cores < 4 else ">=1.4",
-        )
 
 
 def flight_lookups(setting: Setting) -> Iterator[Figure]:
-    """Look-ups of many keys over RocksDB's multi-get, and of one key over an empty call."""
+    """Look-ups of many keys over RocksDB's multi-get."""
     directory = setting.directory / "flight_lookups"
     work = Workload(setting.keys, batch_rows=setting.batch_rows)
     bucket = open_bucket(directory / "bucket", work.history)
@@ -111,36 +88,6 @@ def flight_lookups(setting: Setting) -> Iterator[Figure]:
             goal=">=0.6",
         )
         bare.close()
-        yield from _single_lookups(setting, table)
-
-
-def _single_lookups(setting: Setting, table: RemoteTable) -> Iterator[Figure]:
-    calls = table.caller.calls
-    address = calls.directory.refresh()[0]
-    slowest: list[float] = []
-
-    def step() -> tuple[float, float]:
-        ours, empty = [], []
-        for key in range(_SINGLE_LOOKUPS):
-            ours.append(timed(partial(table.lookup, {"key": [key]}))[0])
-            empty.append(timed(partial(calls.connections.call, address, Ping(), 10))[0])
-        slowest.append(float(np.quantile(ours, 0.99)))
-        return median(ours), median(empty)
-
-    step()
-    slowest.clear()
-    yield interleave(setting.runs, 1, step).duration(
-        "single_lookup_vs_empty_call",
-        what="p50 of a look-up of one key through Flight, over that of an empty Flight call",
-        goal="<3",
-    )
-    yield Figure(
-        name="single_lookup_p99_ms",
-        what="p99 of a look-up of one key through Flight",
-        ours=f"{median(slowest) * 1e3:.2f} ms",
-        baseline="-",
-        value=median(slowest) * 1e3,
-    )
 
 
 def failover(setting: Setting) -> Iterator[Figure]:

@@ -1,8 +1,8 @@
-"""A figure: one measured number with its goal, and the terms on which it is measured."""
+"""What a benchmark finds (figures with goals, charts, what it left out), and on what terms."""
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -46,11 +46,37 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Numbers that say more as a picture: bars in groups, or lines over a quantity.
+
+    Every series has its points in order: the groups of bars by their names, or the places of a
+    line as numbers. `name` is that of the file. Values are all greater than nothing. Only lines
+    can be `logarithmic`: bars begin at nothing, or their lengths would lie.
+    """
+
+    name: str
+    title: str
+    unit: str
+    series: Mapping[str, Sequence[tuple[str | float, float]]]
+    across: str = ""
+    logarithmic: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """Something that was not measured, and why: nothing is left out silently."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """Where a benchmark may write, and how large it is.
 
-    `keys` and `large_keys` are what the names of the figures call `1m` and `10m`. A run is `steps`
-    measured batches; a figure is the median of `runs` runs.
+    `keys`, `large_keys` and `small_keys` are what the names of the figures call `1m`, `10m` and
+    `10k`, `sizes` the tables whose cost per event is compared. A run is `steps` measured batches; a
+    figure is the median of `runs` runs.
     """
 
     directory: Path
@@ -58,9 +84,11 @@ class Setting:
     large_keys: int = 10_000_000
     small_keys: int = 10_000
     batch_rows: int = 100_000
-    backfill_rows: int = 20_000_000
+    backfill_rows: int = 6_000_000
+    sizes: tuple[int, ...] = (1_000_000, 5_000_000, 10_000_000, 20_000_000)
+    latency_s: float = 60.0
     runs: int = 5
-    steps: int = 4
+    steps: int = 2
 
     @classmethod
     def quick(cls, directory: Path) -> "Setting":
@@ -69,10 +97,14 @@ class Setting:
             directory=directory,
             keys=100_000,
             large_keys=1_000_000,
+            batch_rows=50_000,
             backfill_rows=1_000_000,
+            sizes=(100_000, 500_000, 1_000_000, 2_000_000),
+            latency_s=5.0,
             runs=3,
-            steps=2,
+            steps=1,
         )
 
 
-Benchmark: TypeAlias = Callable[[Setting], Iterator[Figure]]
+Finding: TypeAlias = Figure | Chart | Skipped
+Benchmark: TypeAlias = Callable[[Setting], Iterator[Finding]]

@@ -19,16 +19,16 @@ _AGGREGATIONS = [("total", "sum"), ("highest", "max"), ("events", "count")]
 
 def put_1m_keys(setting: Setting) -> Iterator[Figure]:
     """Puts on many keys, one column a string, over bare RocksDB; and the size of their log."""
-    yield from _put_over_bare(setting, "put_1m_keys", string=True, goal=">=0.5")
+    yield from _put_over_bare(setting, "1m_keys", string=True, goal=">=0.5")
 
 
 def put_1m_keys_fixed(setting: Setting) -> Iterator[Figure]:
     """Puts on many keys, all columns of fixed width, over bare RocksDB."""
-    yield from _put_over_bare(setting, "put_1m_keys_fixed", string=False, goal=">=0.6")
+    yield from _put_over_bare(setting, "1m_keys_fixed", string=False, goal=">=0.6")
 
 
-def _put_over_bare(setting: Setting, name: str, *, string: bool, goal: str) -> Iterator[Figure]:
-    directory = setting.directory / name
+def _put_over_bare(setting: Setting, label: str, *, string: bool, goal: str) -> Iterator[Figure]:
+    directory = setting.directory / label
     work = Workload(setting.keys, batch_rows=setting.batch_rows, string=string)
     bucket = open_bucket(directory, work.history)
     bare = BareDatabase(directory / "bare")
@@ -46,25 +46,25 @@ def _put_over_bare(setting: Setting, name: str, *, string: bool, goal: str) -> I
         step(work.batch())
     columns = "sum, max, count, last string" if string else "sum, max, count"
     yield interleave(setting.runs, setting.steps, lambda: step(work.batch())).speed(
-        f"{name}_ratio",
+        f"put_{label}_ratio",
         what=f"put of {setting.batch_rows:,} rows ({columns}) into {setting.keys:,} keys, against "
         "RocksDB alone, which reads and writes the same bytes",
         unit="keys",
         goal=goal,
     )
-    yield _log_size(name, bucket, directory, work.batch())
+    yield _log_size(label, bucket, directory, work.batch())
     bucket.close()
     bare.close()
 
 
-def _log_size(name: str, bucket: Bucket, directory: Path, batch: pa.RecordBatch) -> Figure:
+def _log_size(label: str, bucket: Bucket, directory: Path, batch: pa.RecordBatch) -> Figure:
     result = bucket.put(batch)
     keys, values = stored_rows(bucket, result)
     stored = sum(map(len, keys + values)) / result.changed
     segment = log_of(directory) / segment_name(result.base_offset)
     logged = segment.stat().st_size / result.changed
     return Figure(
-        name=f"{name}_log_bytes_per_row",
+        name=f"put_{label}_log_bytes_per_row",
         what="size of the log per row that was changed (before and after, compressed), against the "
         "row's key and value in the view",
         ours=f"{logged:.1f} bytes",

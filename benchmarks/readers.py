@@ -28,6 +28,7 @@ _OWNERS = 10
 _JOBS = 15
 _CUTS = 200
 _BATCHES = 10
+_STREAM_ROUNDS = 3
 
 
 def spark_read(setting: Setting) -> Iterator[Figure]:
@@ -144,7 +145,7 @@ def spark_stream(setting: Setting) -> Iterator[Figure]:
         options = {"zookeeper": local.address, "table": table.name, "start": str(cut)}
         schema = spark.read.parquet(str(source)).schema
         ours, theirs = [], []
-        for round_ in range(setting.runs + 1):
+        for round_ in range(_STREAM_ROUNDS + 1):
             run = partial(run_stream, checkpoints=directory / f"round{round_}")
             stream = spark.readStream.format("tallybook").options(**options)
             stream = stream.option("maxRowsPerTrigger", 2 * setting.batch_rows).load()

@@ -32,3 +32,11 @@ def machine_line(figure: Figure) -> str:
 def short(value: float) -> str:
     """Return a number with as many digits as mean something here."""
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def amount(value: float) -> str:
+    """Return a number, large ones with `k` or `M`: 12, 3.4 k, 1.25 M."""
+    for size, letter in ((1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"

@@ -13,7 +13,8 @@ from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
 from merge_engine.storage.objects import LocalStorage
 
-# Positions times this, modulo a power of ten, visit every key once, in no order.
+# Positions times this, modulo a number without other factors than 2 and 5, visit every key once, in
+# no order.
 _SCATTER = 6_180_339
 _STATUSES = pa.array([f"status-{number:05d}" for number in range(1_000)])
 
@@ -33,7 +34,10 @@ def schema_of(*, string: bool = True) -> Schema:
 
 
 class Workload:
-    """Batches for a table of so many keys, a power of ten; the same ones for the same seed."""
+    """Batches for a table of so many keys; the same ones for the same seed.
+
+    The number of keys has no other factors than 2 and 5, as round numbers have.
+    """
 
     def __init__(
         self, keys: int, *, batch_rows: int = 100_000, string: bool = True, seed: int = 0
@@ -45,11 +49,12 @@ class Workload:
         self._string = string
         self._random = np.random.default_rng(seed)
 
-    def fill(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches that together have every key once, in no order."""
-        for start in range(0, self.keys, self._batch_rows):
-            positions = np.arange(start, min(start + self._batch_rows, self.keys), dtype=np.int64)
-            yield self._rows(positions * _SCATTER % self.keys)
+    def fill(self, since: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yield batches that together have every key from `since` on once, in no order."""
+        count = self.keys - since
+        for start in range(0, count, self._batch_rows):
+            positions = np.arange(start, min(start + self._batch_rows, count), dtype=np.int64)
+            yield self._rows(since + positions * _SCATTER % count)
 
     def batch(self) -> pa.RecordBatch:
         """Return the next batch of random keys; some of them come more than once."""

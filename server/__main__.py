@@ -6,9 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
 from foundation.errors import TallybookError
 from foundation.stop_signals import StopSignals
 from merge_engine.bucket.options import BucketOptions
@@ -66,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--put-max-rows", type=int, default=BucketOptions.put_max_rows)
     options.add_argument("--put-max-bytes", type=int, default=BucketOptions.put_max_bytes)
+    options.add_argument("--working-set-bytes", type=int, default=BucketOptions.working_set_bytes)
     options.add_argument("--block-cache-bytes", type=int, default=BucketOptions.block_cache_bytes)
     options.add_argument("--write-buffer-bytes", type=int, default=BucketOptions.write_buffer_bytes)
     options.add_argument("--log-level", default="INFO")
@@ -114,6 +112,7 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
         options=BucketOptions(
             put_max_rows=arguments.put_max_rows,
             put_max_bytes=arguments.put_max_bytes,
+            working_set_bytes=arguments.working_set_bytes,
             block_cache_bytes=arguments.block_cache_bytes,
             write_buffer_bytes=arguments.write_buffer_bytes,
         ),
@@ -125,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     configure(arguments.log_level.upper())
     stop = StopSignals()
-    pa.array(np.zeros(1))  # Where there is pandas, pyarrow imports it now, not in the first put.
+    sys.meta_path.insert(0, _NoPandas())
     try:
         with TabletServer(to_config(arguments)) as server:
             if arguments.address_file is not None:
@@ -135,6 +134,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{NOT_STARTED}{exc}", file=sys.stderr)
         return 1
     return 0
+
+
+class _NoPandas:
+    """Keeps pyarrow from importing pandas, which takes as long as all that a server needs.
+
+    It would with the first put, to be ready for a data frame, and no server ever meets one.
+    """
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("a server does without pandas", name=name)
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -22,7 +22,10 @@ from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
 from merge_engine.storage.objects import LocalStorage, ObjectStorage
+from merge_engine.working_set.memory import Memory
 from recovery.embedded.table import Table
+from tests.support.java_classes import be_fast
+from tests.support.temporary_files import in_memory
 
 # Models and worlds assert, too: let pytest say what was compared, as it does in tests. Here, before
 # anything imports them.
@@ -34,6 +37,9 @@ pytest.register_assert_rewrite(
     "tests.support.writer_model",
     "tests.support.writer_world",
 )
+
+be_fast()
+in_memory()
 
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("default"), max_examples=40)
@@ -97,6 +103,7 @@ class BucketFactory:
         view: str = "view",
         identity: str = "test",
         options: BucketOptions | None = None,
+        memory: Memory | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         later: Sequence[Schema] = (),
     ) -> Bucket:
@@ -110,6 +117,7 @@ class BucketFactory:
             SchemaHistory([schema] if isinstance(schema, Schema) else schema),
             identity=identity,
             options=options,
+            memory=memory,
             clock_ms=clock_ms,
             read_schemas=(lambda: SchemaHistory(later)) if later else None,
         )

@@ -16,6 +16,8 @@ from locks.store.child_process import GuardedProcess, last_lines
 
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
 _TICK_MS = 500
+# Of PySpark's jars, what these begin with: to look through all of them would take as long again.
+_JARS = ("zookeeper", "netty", "slf4j", "log4j", "metrics-core", "snappy", "commons")
 _PORTS_TO_TRY = 3
 
 
@@ -166,7 +168,8 @@ def _find_jars() -> str:
         raise ServerNotStarted(
             "the embedded ZooKeeper uses the jars of PySpark: pip install 'tallybook[spark]'"
         )
-    return str(Path(found.origin).parent / "jars" / "*")
+    jars = (Path(found.origin).parent / "jars").glob("*.jar")
+    return os.pathsep.join(str(jar) for jar in jars if jar.name.startswith(_JARS))
 
 
 def _is_free(port: int) -> bool:

@@ -44,8 +44,15 @@ def run_lengths(starts: Starts, count: int) -> Indices:
     return np.diff(starts, append=count)
 
 
+def rows_of_runs(starts: Starts, count: int) -> Indices:
+    """Return, for each of `count` items, the number of its run."""
+    return np.repeat(np.arange(len(starts)), run_lengths(starts, count))
+
+
 def any_in_runs(mask: Mask, starts: Starts) -> Mask:
     """Return, per run, whether any of it is True."""
+    if mask.all():
+        return np.ones(len(starts), bool)
     return np.logical_or.reduceat(mask, starts) if len(starts) else mask[:0]
 
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap, BitMap64
 
-from merge_engine.aggregates.arrays import first_true
-from merge_engine.aggregates.base import Fault
+from merge_engine.aggregates.arrays import count_in_runs, first_true, valid_mask
+from merge_engine.aggregates.base import Fault, Starts
 from merge_engine.aggregates.serialized import Damaged, SerializedSet
 from merge_engine.schema.types import type_name
 
@@ -51,7 +51,26 @@ class _Bitmap(SerializedSet):
     def _parts(data: bytes) -> list[tuple[int, int]]:
         """Return, per 32-bit bitmap, what its values are offset by and where it begins."""
 
-    def _prepare(self, values: pa.Array) -> npt.NDArray[Any]:  # type: ignore[override]
+    def accumulate(self, values: pa.Array, order: pa.Array | None, starts: Starts) -> pa.Array:  # noqa: ARG002
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(starts), self.state_type)
+        lengths = count_in_runs(valid_mask(values), starts)
+        ends = np.cumsum(lengths)
+        try:
+            numbers = self._numbers(values.drop_null())
+        except Fault as fault:
+            fault.index = int(np.searchsorted(ends, fault.index, side="right"))
+            raise
+        return pa.array(
+            [
+                self._to_bytes(self.bitmap(numbers[end - length : end])) if length else None
+                for length, end in zip(lengths.tolist(), ends.tolist(), strict=True)
+            ],
+            self.state_type,
+        )
+
+    def _numbers(self, values: pa.Array) -> npt.NDArray[Any]:
+        """Return values as words; raise Fault with the position of one that is none."""
         numbers: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
         highest = int(np.iinfo(self.word).max)
         # Compared with its own type's bounds, no number is converted to one that it is not.
@@ -63,9 +82,6 @@ class _Bitmap(SerializedSet):
             reason = f"{numbers[culprit]} is outside 0..{highest}, the range of {self.name}"
             raise Fault(culprit, reason)
         return numbers.astype(self.word)
-
-    def _build(self, values: Sequence[Any]) -> bytes:
-        return self._to_bytes(self.bitmap(values))
 
     def _merge(self, states: Sequence[bytes]) -> bytes:
         union = self._from_bytes(states[0])

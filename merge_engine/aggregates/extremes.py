@@ -2,7 +2,9 @@
 
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
+from pyarrow.types import is_integer
 
 from merge_engine.aggregates.arrays import choose
 from merge_engine.aggregates.base import Starts, ValueIsState
@@ -23,7 +25,24 @@ class _Extreme(ValueIsState):
         return choose(self.preference.newer_wins(older, newer), older, newer)
 
     def fold(self, states: pa.Array, starts: Starts) -> pa.Array:
-        return states.take(pa.array(self.preference.pick(states, starts)))
+        found = self._fold_numbers(states, starts)
+        if found is None:
+            found = states.take(pa.array(self.preference.pick(states, starts)))
+        return found
+
+    def _fold_numbers(self, states: pa.Array, starts: Starts) -> pa.Array | None:
+        """The same for numbers that NumPy orders as we do; None if there may be others.
+
+        NaN is no number there, and of 0.0 and -0.0 it may return either.
+        """
+        is_float = pa.types.is_floating(states.type)
+        if states.null_count or not len(states) or not (is_float or is_integer(states.type)):
+            return None
+        reduce = np.maximum if self.preference.largest else np.minimum
+        found = reduce.reduceat(states.to_numpy(), starts)
+        if is_float and (np.isnan(found) | (found == 0)).any():
+            return None
+        return pa.array(found, states.type)
 
 
 class Min(_Extreme):

@@ -1,5 +1,6 @@
 """Functions that keep what they saw: arrays, joined strings, sets and maps."""
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,14 +67,26 @@ class _Gathered(AggregateFunction):
             row = int(rows.rows_of_items()[culprit])
             raise Fault(row, f"a state of {self.name} has a null in it")
 
+    @abstractmethod
     def _settle(self, rows: Lists) -> Lists:
-        return rows.newest(self.limit)
+        """Return what becomes of rows that were concatenated."""
 
     def _to_states(self, rows: Lists) -> pa.Array:
         return self._settle(rows).to_array(self.state_type)
 
 
-class ArrayAgg(_Gathered):
+class _Newest(_Gathered):
+    """States are what came last, up to the limit."""
+
+    def combine(self, older: pa.Array, newer: pa.Array) -> pa.Array:
+        rows = Lists.of(older).concatenate(Lists.of(newer), newest=self.limit)
+        return rows.to_array(self.state_type)
+
+    def _settle(self, rows: Lists) -> Lists:
+        return rows.newest(self.limit)
+
+
+class ArrayAgg(_Newest):
     """All values that are not null, oldest first; with `limit`, the newest so many.
 
     lift(x) = [x]; lift(null) = null
@@ -88,7 +101,7 @@ class ArrayAgg(_Gathered):
         return bool(pa.types.is_list(result_type))
 
 
-class StringAgg(_Gathered):
+class StringAgg(_Newest):
     """All strings that are not null, oldest first, joined by `delimiter`; `limit` as for array_agg.
 
     lift(x) = [x]; lift(null) = null

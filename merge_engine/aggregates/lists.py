@@ -64,10 +64,16 @@ class Lists:
         lengths = np.add.reduceat(self.lengths, starts)
         return Lists(self.items, lengths, any_in_runs(self.valid, starts), self.mapped)
 
-    def concatenate(self, newer: "Lists") -> "Lists":
-        """Concatenate row by row, these items first; null only if both rows are."""
-        begins = np.stack([self.offsets()[:-1], newer.offsets()[:-1] + len(self.items)], axis=1)
+    def concatenate(self, newer: "Lists", newest: int | None = None) -> "Lists":
+        """Concatenate row by row, these items first; null only if both rows are.
+
+        `newest`: no more than so many of a row, the last ones.
+        """
         lengths = np.stack([self.lengths, newer.lengths], axis=1)
+        ends = np.stack([self.offsets()[1:], newer.offsets()[1:] + len(self.items)], axis=1)
+        if newest is not None:
+            lengths[:, 1] = np.minimum(lengths[:, 1], newest)
+            lengths[:, 0] = np.minimum(lengths[:, 0], newest - lengths[:, 1])
         mapped = None
         if self.mapped is not None:
             mapped = pa.concat_arrays([self.mapped, newer.mapped])
@@ -77,7 +83,8 @@ class Lists:
             self.valid | newer.valid,
             mapped,
         )
-        return both.take_items(ranges(begins.ravel(), lengths.ravel()), lengths.sum(axis=1))
+        kept = ranges((ends - lengths).ravel(), lengths.ravel())
+        return both.take_items(kept, lengths.sum(axis=1))
 
     def to_array(self, data_type: pa.DataType) -> pa.Array:
         """Put the array together again."""

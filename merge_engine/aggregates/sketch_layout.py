@@ -19,15 +19,69 @@ from operator import lt
 
 import numpy as np
 
+from merge_engine.aggregates.arrays import Indices
+from merge_engine.aggregates.hash_sets import SmallForm, Words
 from merge_engine.aggregates.serialized import Damaged
 
 _LIST, _SET, _REGISTERS = 8, 9, 10
-_OUT_OF_ORDER = 16
+_COMPACT, _OUT_OF_ORDER = 8, 16
+_MOST_LISTED = 7
+_LEAST_LG_TABLE = 5
 _HIGHEST_REGISTER = 63
 _POWERS = 2.0 ** -np.arange(_HIGHEST_REGISTER + 1)
 
 _THETA_CONSTANTS = bytes.fromhex("0303 0000 1a cc93")
 _NO_THETA = 2**63 - 1
+
+
+class SmallHll(SmallForm):
+    """An HLL sketch that is a list or a set. A table in memory is at most three quarters full."""
+
+    word = np.uint32
+    below = 2**32
+
+    def __init__(self, lg_k: int) -> None:
+        self._lg_k = lg_k
+        self._full = np.array([3 << lg >> 2 for lg in range(_LEAST_LG_TABLE, lg_k - 2)], np.int64)
+        self.most = int(self._full[-1]) if len(self._full) else _MOST_LISTED
+
+    def heads(self, counts: Indices) -> tuple[Words, Indices]:
+        listed = counts <= _MOST_LISTED
+        heads = np.zeros((len(counts), 12), np.uint8)
+        heads[:, 0] = np.where(listed, 2, 3)
+        heads[:, 1:4] = 1, 7, self._lg_k
+        heads[:, 4] = np.where(listed, 3, _LEAST_LG_TABLE + np.searchsorted(self._full, counts))
+        heads[:, 5] = _COMPACT
+        heads[:, 6] = np.where(listed, counts, 0)
+        heads[:, 7] = np.where(listed, _LIST, _SET)
+        words = heads.view(np.uint32)
+        words[:, 2] = counts
+        return words, np.where(listed, 2, 3)
+
+    def count(self, sizes: Indices) -> Indices:
+        return sizes - np.where(sizes <= _MOST_LISTED + 2, 2, 3)
+
+
+class SmallTheta(SmallForm):
+    """A theta sketch that is exact, of one hash or of several."""
+
+    word = np.uint64
+    below = _NO_THETA
+
+    def __init__(self, lg_k: int) -> None:
+        self.most = 1 << lg_k
+
+    def heads(self, counts: Indices) -> tuple[Words, Indices]:
+        sizes = np.where(counts == 1, 1, 2)
+        heads = np.zeros((len(counts), 16), np.uint8)
+        heads[:, 0] = sizes
+        heads[:, 1:8] = np.frombuffer(_THETA_CONSTANTS, np.uint8)
+        words = heads.view(np.uint64)
+        words[:, 1] = counts
+        return words, sizes
+
+    def count(self, sizes: Indices) -> Indices:
+        return np.where(sizes == 2, 1, np.where(sizes == 3, 0, sizes - 2))
 
 
 def hll_in_one_form(serialized: bytes) -> bytes:

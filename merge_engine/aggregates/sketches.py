@@ -19,7 +19,7 @@ Decimals, binary values, and instants that are no BIGINT of microseconds count b
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from decimal import Context, Decimal
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,23 +30,25 @@ from datasketches import (
     hll_union,
     tgt_hll_type,
     theta_union,
-    update_theta_sketch,
 )
-from xxhash import xxh64_intdigest
 
+from merge_engine.aggregates.arrays import Indices, rows_of_runs, valid_mask
+from merge_engine.aggregates.base import Fault, Starts
+from merge_engine.aggregates.hash_sets import HashSets, SmallForm, Words
 from merge_engine.aggregates.ordering import ORDERED_TYPES, is_ordered
 from merge_engine.aggregates.parameters import read_whole_number
 from merge_engine.aggregates.serialized import SerializedSet
-from merge_engine.aggregates.sketch_layout import check_hll, check_theta, hll_in_one_form
+from merge_engine.aggregates.sketch_hashes import Hashes, hash_values, is_bytes, is_text
+from merge_engine.aggregates.sketch_layout import (
+    SmallHll,
+    SmallTheta,
+    check_hll,
+    check_theta,
+    hll_in_one_form,
+)
 from merge_engine.schema.types import type_name
 
 DEFAULT_LG_K = 12
-
-_EXACT = Context(prec=76)
-_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
-_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
-_LEAST, _MOST = -(2**63), 2**63 - 1
-_MICROSECONDS = {"s": 1_000_000, "ms": 1_000}
 
 
 class _Sketch(SerializedSet):
@@ -61,13 +63,68 @@ class _Sketch(SerializedSet):
         return {} if self.lg_k == DEFAULT_LG_K else {"lg_k": self.lg_k}
 
     def check_input(self, input_type: pa.DataType) -> str | None:
-        kinds = (is_ordered, _is_text, _is_bytes, pa.types.is_null)
+        kinds = (is_ordered, is_text, is_bytes, pa.types.is_null)
         if any(matches(input_type) for matches in kinds):
             return None
         return f"{self.name} takes {ORDERED_TYPES}, not {type_name(input_type)}"
 
-    def _prepare(self, values: pa.Array) -> list[Any]:
-        return _hashable(values)
+    @cached_property
+    @abstractmethod
+    def _small(self) -> SmallForm:
+        """The form of a sketch that still holds all of its hashes."""
+
+    @staticmethod
+    @abstractmethod
+    def _hashes(first: Hashes, second: Hashes) -> Words:
+        """Return what a sketch keeps of hashes, given their halves; it skips a zero."""
+
+    def accumulate(self, values: pa.Array, order: pa.Array | None, starts: Starts) -> pa.Array:  # noqa: ARG002
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(starts), self.state_type)
+        rows = rows_of_runs(starts, len(values))[valid_mask(values)]
+        hashes = self._hashes(*hash_values(values.drop_null()))
+        kept = hashes > 0
+        return self._write(HashSets.of(rows[kept], hashes[kept], len(starts)))
+
+    def _unite(self, states: pa.Array, rows: Indices, count: int) -> pa.Array:
+        sets, small = self._small.read(states.fill_null(b""))
+        if states.null_count:
+            small |= ~valid_mask(states)
+        hashes, of_hashes = sets.hashes, rows[sets.rows_of_hashes()]
+        if small.all():
+            return self._write(HashSets.of(of_hashes, hashes, count))
+        # A row that has another one among its states is for the library, as a whole.
+        large = np.zeros(count, bool)
+        large[rows[~small]] = True
+        mine, others = ~large[of_hashes], large[rows]
+        united = self._write(HashSets.of(of_hashes[mine], hashes[mine], count))
+        numbers = np.cumsum(large) - 1
+        chosen = pa.array(np.flatnonzero(others))
+        try:
+            merged = super()._unite(states.take(chosen), numbers[rows[others]], int(large.sum()))
+        except Fault as fault:
+            fault.index = int(np.flatnonzero(large)[fault.index])
+            raise
+        source = np.where(large, count + numbers, np.arange(count))
+        return pa.concat_arrays([united, merged]).take(pa.array(source))
+
+    def _write(self, sets: HashSets) -> pa.Array:
+        """Return the sketches of these sets, null for an empty one.
+
+        One of too many hashes is the union of several that hold some of them each.
+        """
+        form = self._small
+        small = (sets.lengths > 0) & (sets.lengths <= form.most)
+        if small.all():
+            return form.write(sets)
+        written = form.write(sets.take(np.flatnonzero(small)))
+        large = np.flatnonzero(sets.lengths > form.most)
+        parts = [form.write(sets.parts(row, form.most)).to_pylist() for row in large.tolist()]
+        source = np.full(len(small), -1)
+        source[small] = np.arange(len(written))
+        source[large] = len(written) + np.arange(len(large))
+        both = pa.concat_arrays([written, pa.array(map(self._merge, parts), self.state_type)])
+        return both.take(pa.array(source, mask=source < 0))
 
     def _size(self, state: bytes) -> int:
         return round(float(self._from_bytes(state).get_estimate()))
@@ -93,11 +150,18 @@ class HllSketch(_Sketch):
 
     _registers: ClassVar[Any] = tgt_hll_type.HLL_8
 
-    def _build(self, values: Sequence[Any]) -> bytes:
-        sketch = hll_sketch(self.lg_k, self._registers)
-        for value in values:
-            sketch.update(value)
-        return hll_in_one_form(sketch.serialize_compact())
+    @cached_property
+    def _small(self) -> SmallForm:
+        return SmallHll(self.lg_k)
+
+    @staticmethod
+    def _hashes(first: Hashes, second: Hashes) -> Words:
+        # The address is of 26 bits; the six above it count leading zeros, up to 62, and one more.
+        high = np.frexp((second >> np.uint64(32)).astype(np.float64))[1]
+        low = np.frexp((second & np.uint64(2**32 - 1)).astype(np.float64))[1]
+        zeros = np.where(high > 0, 32 - high, 64 - low)
+        values = (np.minimum(zeros, 62) + 1).astype(np.uint32)
+        return values << np.uint32(26) | (first & np.uint64(2**26 - 1)).astype(np.uint32)
 
     def _merge(self, states: Sequence[bytes]) -> bytes:
         union = hll_union(self.lg_k)
@@ -124,13 +188,13 @@ class ThetaSketch(_Sketch):
     name = "theta_sketch"
     parameter_readers = {"lg_k": read_whole_number(5, 26)}  # noqa: RUF012
 
-    def _build(self, values: Sequence[Any]) -> bytes:
-        sketch = update_theta_sketch(self.lg_k)
-        for value in values:
-            sketch.update(value)
-        # Cut to 2^lg_k entries: how many more a sketch has depends on the order of its values.
-        sketch.trim()
-        return bytes(sketch.compact().serialize())
+    @cached_property
+    def _small(self) -> SmallForm:
+        return SmallTheta(self.lg_k)
+
+    @staticmethod
+    def _hashes(first: Hashes, second: Hashes) -> Words:  # noqa: ARG004
+        return first >> np.uint64(1)
 
     def _merge(self, states: Sequence[bytes]) -> bytes:
         union = theta_union(self.lg_k)
@@ -141,55 +205,3 @@ class ThetaSketch(_Sketch):
     def _from_bytes(self, state: bytes) -> Any:
         check_theta(state, self.lg_k)
         return compact_theta_sketch.deserialize(state)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in _TEXTS
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return kind in _BYTES or bool(pa.types.is_fixed_size_binary(kind))
-
-
-def _hashable(values: pa.Array) -> list[Any]:
-    """Return values that are not null as integers, floats or strings that the sketches hash."""
-    kind = values.type
-    if _is_text(kind):
-        empty = _hash(b"")
-        return [text or empty for text in values.to_pylist()]
-    if pa.types.is_decimal(kind):
-        return [_hash(_digits(number)) for number in values.to_pylist()]
-    if _is_bytes(kind):
-        return [_hash(content) for content in values.to_pylist()]
-    if pa.types.is_timestamp(kind):
-        return _instants(values.view(pa.int64()).to_numpy().tolist(), kind.unit)
-    if pa.types.is_date32(kind):
-        values = values.view(pa.int32())
-    numbers = values.to_numpy(zero_copy_only=False)
-    if numbers.dtype == np.uint64:
-        # Beyond 2^63 the library would take them for floats.
-        numbers = numbers.view(np.int64)
-    return list(numbers.tolist())
-
-
-def _instants(numbers: list[int], unit: str) -> list[int]:
-    """Return instants in microseconds; a hash for those that are not so many, or beyond 64 bits."""
-    if unit == "us":
-        return numbers
-    if unit == "ns":
-        parts = [divmod(number, 1_000) for number in numbers]
-        return [_hash(b"%d.%03d" % (whole, rest)) if rest else whole for whole, rest in parts]
-    microseconds = [number * _MICROSECONDS[unit] for number in numbers]
-    return [
-        number if _LEAST <= number <= _MOST else _hash(b"%d" % number) for number in microseconds
-    ]
-
-
-def _digits(number: Decimal) -> bytes:
-    """Return the same bytes for 1.5 and 1.50, as the scale may differ between batches."""
-    return f"{number.normalize(_EXACT):f}".encode()
-
-
-def _hash(content: bytes) -> int:
-    """Return a hash in the range of BIGINT."""
-    return xxh64_intdigest(content) - (1 << 63)

@@ -17,6 +17,7 @@ put_to_all         one put to several buckets: all of them try the merge before 
 results            what puts and undos did: in one bucket, and in a table
 rocksdb_errors     what rocksdict raises, as our errors
 segment            a segment: one atomic commit of a bucket, as bytes
+row_writer         writes rows of a view to RocksDB, with all that goes with them, in one step
 snapshot_manifest  what a snapshot is of, and the objects that its files are in
 snapshot_storage   snapshots of a bucket in its object storage: upload, restore, sweep
 tokens             who writes: owners and their tokens, judged before anything is written under them
@@ -24,4 +25,5 @@ undo               of a debtor's changes in a range of the log, the first before
 undo_steps         undo of a bucket's changes, in steps between which others write
 view               the materialised view of a bucket
 view_meta          what a view keeps besides its rows
+write_behind       when, and by whom, rows that have changed are written to RocksDB
 """

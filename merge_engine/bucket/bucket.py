@@ -8,6 +8,7 @@ all before leaves no trace, and all after is repeated from the log when the buck
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,12 @@ from merge_engine.merging.batch import read_batch, read_keys
 from merge_engine.merging.fold import Update, fold
 from merge_engine.schema.schema import Column
 from merge_engine.storage.objects import ObjectStorage
+from merge_engine.working_set.memory import Memory
+
+# Whoever needs all rows in RocksDB has them written beside others so many times, until so few are
+# left that those may wait.
+_ROUNDS = 4
+_LITTLE = 20_000
 
 
 class StoredAt(NamedTuple):
@@ -74,6 +81,7 @@ class Bucket:
         identity: str,
         options: BucketOptions | None = None,
         cache: Cache | None = None,
+        memory: Memory | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         read_schemas: ReadSchemas | None = None,
     ) -> None:
@@ -87,16 +95,19 @@ class Bucket:
         self._undoing: dict[str, FairLock] = {}
         self._closed = False
         self._process = os.getpid()
-        self._inner = LogAndView(
-            storage,
-            view_path,
-            history,
-            identity=identity,
-            options=self._options,
-            cache=cache or self._options.to_cache(),
-            clock_ms=clock_ms,
-            read_schemas=read_schemas,
-        )
+        with self._lock:
+            self._inner = LogAndView(
+                storage,
+                view_path,
+                history,
+                identity=identity,
+                options=self._options,
+                cache=cache or self._options.to_cache(),
+                memory=memory or self._options.to_memory(),
+                lock=self._lock,
+                clock_ms=clock_ms,
+                read_schemas=read_schemas,
+            )
         self._log, self._view = self._inner.log, self._inner.view
 
     @property
@@ -150,8 +161,7 @@ class Bucket:
     def evolve(self, history: SchemaHistory) -> None:
         """Go on under a newer schema; rows are upgraded when next written. An older one is late."""
         with self.exclusive():
-            if history.current.version > self._inner.history.current.version:
-                self._inner.history = history
+            self._inner.evolve(history)
 
     def put(
         self,
@@ -198,12 +208,12 @@ class Bucket:
                 base_offset=last.base_offset, end_offset=last.end_offset, repeated=True
             )
         self._view.make_room()
-        row_keys, merged = self._inner.merge(update)
+        located, merged = self._inner.merge(update)
         return Plan(
             update=update,
             owner=owner,
             token=token,
-            row_keys=row_keys,
+            located=located,
             merged=merged,
             locked=locked,
         )
@@ -235,9 +245,7 @@ class Bucket:
         """
         with self.exclusive():
             self._inner.catch_up()
-            row_keys, merged = self._inner.merge(update, overlay)
-            values = self._inner.history.encode(merged.after)
-        overlay.set(row_keys, values)
+            self._inner.try_merge(update, overlay)
 
     def undo(
         self,
@@ -278,20 +286,26 @@ class Bucket:
         *,
         found: str | None = None,
     ) -> pa.RecordBatch:
-        """Look up keys that are in the table's types already; `found`: as for `finished`."""
+        """Look up keys that are in the table's types already; `found`: the name of a last
+        column that says whether there is such a row."""
         self._check_open()
-        if self._view.applied < self._log.end:  # A put was interrupted, or is just being applied.
-            with self.exclusive():
-                self._inner.catch_up()
-        history = self._inner.history
-        row_keys = history.row_keys(history.key_codec.encode(key_columns))
+        if self._view.applied < self._log.end:
+            # A put was interrupted, and nobody has come since; or one is just being applied, which
+            # nobody was told of yet: then the rows are as they were before it.
+            with self._lock.if_free() as free:
+                if free:
+                    self._check_open()
+                    self._inner.catch_up()
+        wanted = columns if found is None else None  # Whether there is a row is up to all columns.
         try:
-            rows = history.decode(self._view.get(row_keys))
+            history, rows = self._view.read(key_columns, wanted)
         except UnknownSchema:  # The table was altered, and rows were written, since we looked.
             with self.exclusive():
-                history = self._inner.history
-                rows = history.decode(self._view.get(row_keys))
-        return finished(history, key_columns, rows, columns, found=found)
+                history, rows = self._view.read(key_columns, wanted)
+        if found is None:
+            return finished(history, key_columns, rows, columns)
+        shown = rows.only(history.positions(columns))
+        return finished(history, key_columns, shown, columns, found=(found, rows.there))
 
     def stored(self, key_columns: Sequence[pa.Array]) -> StoredAt:
         """Look up the states of keys that are in the table's types, all as of one offset.
@@ -300,16 +314,17 @@ class Bucket:
         while they wait.
         """
         self._check_open()
-        offset = self._view.applied  # Before the schema: no row up to here is of a later one.
-        history = self._inner.history
-        row_keys = history.row_keys(history.key_codec.encode(key_columns))
-        values = self._view.get(row_keys)
-        if self._log.end != offset:  # Then rows may be of a later schema, too.
+        offset = self._view.applied
+        try:
+            read = self._view.read(key_columns)
+        except UnknownSchema:  # The table was altered, and rows were written, since we looked.
+            read = None
+        if read is None or self._log.end != offset:
             with self.exclusive():
                 self._inner.catch_up()
-                history, offset = self._inner.history, self._log.end
-                values = self._view.get(row_keys)
-        return StoredAt(history, history.decode(values), offset)
+                offset = self._log.end
+                read = self._view.read(key_columns)
+        return StoredAt(*read, offset)
 
     def scan(
         self, columns: Sequence[str] | None = None, *, batch_size: int = 50_000
@@ -323,6 +338,7 @@ class Bucket:
 
     def pin(self) -> Pinned:
         """Return all rows as they are now, whatever is written later; for the caller to close."""
+        self._write_most()
         with self.exclusive():
             self._inner.catch_up()
             return Pinned(self._inner.history, self._view.applied, self._view.pin())
@@ -388,6 +404,7 @@ class Bucket:
 
         What else needs the log (snapshots, leases, tiering) is for the caller to know.
         """
+        self._write_most()
         with self.exclusive():
             self._inner.catch_up()
             durable = self._view.flush()
@@ -395,6 +412,7 @@ class Bucket:
 
     def flush(self) -> None:
         """Make the view durable, so that the next open has nothing to replay."""
+        self._write_most()
         with self.exclusive():
             self._inner.catch_up()
             self._view.flush()
@@ -405,10 +423,26 @@ class Bucket:
         It has all that was put before the call, and may have more: `read_checkpoint` says up to
         which offset. Closed if the bucket is closed meanwhile.
         """
+        self._write_most()
         with self.exclusive():
             self._inner.catch_up()
             self._view.write_behind()
         self._view.checkpoint(directory)
+
+    def _write_most(self) -> None:
+        """Write what has changed to RocksDB while others go on, so that little is left to write.
+
+        Others change rows meanwhile, but fewer each time, for each time takes less long.
+        """
+        for _ in range(_ROUNDS):
+            with self.exclusive():
+                self._inner.catch_up()
+                writing = self._view.start_writing(in_a_hurry=True)
+            if writing is None:
+                return
+            wait([writing])
+            if self._view.dirty_rows <= _LITTLE:
+                return
 
     def close(self) -> None:
         """Write the view and let go of the bucket. Closing twice is fine.

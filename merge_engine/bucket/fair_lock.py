@@ -6,6 +6,8 @@ a large put does with its bucket, would keep everybody else waiting to its end.
 
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class FairLock:
@@ -44,6 +46,21 @@ class FairLock:
 
     def __exit__(self, *exc: object) -> None:
         self._give_back()
+
+    @contextmanager
+    def if_free(self) -> Iterator[bool]:
+        """Take it if nobody has it, not even this thread, or waits for it; yield whether it was."""
+        with self._mutex:
+            taken = self._holder is None and not self._waiting
+            if taken:
+                self._holder = threading.get_ident()
+                self._times = 1
+                self.turns += 1
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._give_back()
 
     def _give_back(self) -> None:
         with self._mutex:

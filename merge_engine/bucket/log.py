@@ -10,9 +10,9 @@ except that `leader` segments stay for ever, so that their names are never free 
 
 import time
 import uuid
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 
 from foundation.errors import (
@@ -46,6 +46,7 @@ from merge_engine.bucket.segment import (
     segment_name,
 )
 from merge_engine.storage.objects import ObjectStorage
+from merge_engine.storage.read_ahead import Read, reading_ahead
 
 _LEAD_ATTEMPTS = 100
 
@@ -186,15 +187,21 @@ class Log:
         if start >= stop:
             return
         expected = self._base_at(start)
-        while expected < stop:
-            segment = self._read(expected)
-            if segment.header.end_offset > start:
-                yield segment
-            expected = segment.header.end_offset
+        bases = self._bases
+        known = bases[bisect_left(bases, expected) : bisect_left(bases, stop)]
+        with self._reading(known) as read:
+            while expected < stop:
+                segment = self._read(expected, read)
+                if segment.header.end_offset > start:
+                    yield segment
+                expected = segment.header.end_offset
 
     def read(self, bases: Iterable[int]) -> Iterator[Segment]:
         """Yield the segments with these base offsets; OffsetOutOfRange if one was cleaned."""
-        return map(self._read, bases)
+        wanted = list(bases)
+        with self._reading(wanted) as read:
+            for base in wanted:
+                yield self._read(base, read)
 
     def headers(self, start: int, stop: int | None = None) -> Iterator[SegmentHeader]:
         """Yield the headers of the segments that hold the offsets [start, stop), without a gap.
@@ -224,12 +231,17 @@ class Log:
         """
         first = self._base_at(start)
         unknown = [base for base in self._bases if base >= first and base not in self._headers]
-        for number, base in enumerate(unknown):
-            if number and not go_on():
-                return False
-            with suppress(OffsetOutOfRange):  # Cleaned just now.
-                self._read(base)
+        with self._reading(unknown) as read:
+            for number, base in enumerate(unknown):
+                if number and not go_on():
+                    return False
+                with suppress(OffsetOutOfRange):  # Cleaned just now.
+                    self._read(base, read)
         return True
+
+    def _reading(self, bases: Iterable[int]) -> AbstractContextManager[Read]:
+        """Begin to read the segments with these base offsets, in this order."""
+        return reading_ahead(self._storage, map(segment_name, bases))
 
     def _base_at(self, offset: int) -> int:
         """Return the base of the segment that holds an offset; the start if it was cleaned."""
@@ -307,10 +319,10 @@ class Log:
             timestamp_ms=self._clock_ms(),
         )
 
-    def _read(self, base: int) -> Segment:
+    def _read(self, base: int, read: Read | None = None) -> Segment:
         name = segment_name(base)
         try:
-            return self._decode(name)
+            return self._decode(name, read)
         except MissingObject as exc:
             self._take_marked_start()
             if base < self.start:
@@ -333,9 +345,9 @@ class Log:
         except MissingObject:
             return None
 
-    def _decode(self, name: str) -> Segment:
+    def _decode(self, name: str, read: Read | None = None) -> Segment:
         with self._located():
-            segment = decode_segment(name, self._storage.read(name))
+            segment = decode_segment(name, (read or self._storage.read)(name))
         self._headers[segment.header.base_offset] = segment.header
         return segment
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from rocksdict import Cache
 
 from foundation.errors import CorruptView, LogGap, UnknownColumn
 from foundation.failpoints import hit
 from foundation.ids import Token
+from merge_engine.bucket.fair_lock import FairLock
 from merge_engine.bucket.log import Log
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.overlay import Overlay
@@ -27,6 +29,9 @@ from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows
 from merge_engine.merging.fold import Update
 from merge_engine.merging.merge import Merged, merge
 from merge_engine.storage.objects import ObjectStorage
+from merge_engine.working_set.block import NOTHING, PreparedRows, prepare_rows
+from merge_engine.working_set.memory import Memory
+from merge_engine.working_set.working_set import NOWHERE, Located
 
 ReadSchemas = Callable[[], SchemaHistory]
 """Reads the table's definition again: something was met that a later schema has written."""
@@ -34,7 +39,7 @@ ReadSchemas = Callable[[], SchemaHistory]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A merge that was tried and fits: the keys that change, and how.
+    """A merge that was tried and fits: where the rows are that change, and how they do.
 
     `part` and `more`, of a put of several segments, and `locked`: see `SegmentHeader`.
     """
@@ -42,7 +47,7 @@ class Plan:
     update: Update
     owner: str
     token: Token | None
-    row_keys: list[bytes]
+    located: Located
     merged: Merged
     part: int = 0
     more: bool = False
@@ -61,13 +66,25 @@ class LogAndView:
         identity: str,
         options: BucketOptions,
         cache: Cache,
+        memory: Memory,
+        lock: FairLock,
         clock_ms: Callable[[], int],
         read_schemas: ReadSchemas | None,
     ) -> None:
-        """Bring the view up to the end of the log, and take the lead."""
-        self.history = history
+        """Bring the view up to the end of the log, and take the lead.
+
+        `lock`: of the bucket; the caller has it.
+        """
         self._read_schemas = read_schemas
-        self.view = View(view_path, identity, options, cache)
+        self.view = View(
+            view_path,
+            history,
+            identity=identity,
+            options=options,
+            cache=cache,
+            memory=memory,
+            lock=lock,
+        )
         try:
             self.log = Log(storage, clock_ms=clock_ms)
             # Before it leads: an open that must fail deposes nobody, and leaves nothing in the log.
@@ -85,56 +102,80 @@ class LogAndView:
         assert self.log.term is not None
         return self.log.term
 
-    def merge(self, update: Update, overlay: Overlay | None = None) -> tuple[list[bytes], Merged]:
-        """Merge with what is stored, or with what the overlay has on top; nothing is written.
+    @property
+    def history(self) -> SchemaHistory:
+        """The schemas that are known here."""
+        return self.view.history
 
-        Returns the keys of the rows that change, and how.
+    def evolve(self, history: SchemaHistory) -> None:
+        """Go on under a newer schema; an older one is late."""
+        if history.current.version > self.history.current.version:
+            self.view.evolve(history)
+
+    def merge(self, update: Update) -> tuple[Located, Merged]:
+        """Merge with what is stored; nothing is written.
+
+        Returns where the rows are that change, and how they do.
         """
-        row_keys = self.history.row_keys(update.encoded_keys)
-        values = self.view.get(row_keys)
-        if overlay is not None:
-            values = overlay.over(row_keys, values)
-        stored = self.history.decode(values)
+        positions = self._positions(update)
+        located = self.view.load(update.encoded_keys, update.hashes)
+        merged = merge(update, self.view.rows(located, positions))
+        return located.only(merged.changed), merged
+
+    def try_merge(self, update: Update, overlay: Overlay) -> None:
+        """Merge with what the overlay has on top of what is stored, into the overlay."""
+        positions = self._positions(update)
+        history = self.history
+        row_keys = history.row_keys(update.encoded_keys)
+        stored = self.view.read(update.keys).rows
+        above = overlay.get(row_keys)
+        tried = np.array([value is not None for value in above], bool)
+        if tried.any():
+            rows = history.decode([value or None for value in above if value is not None])
+            stored = stored.with_rows(tried, rows)
+        merged = merge(update, stored.only(positions))
+        if not merged.changed.all():
+            row_keys = list(compress(row_keys, merged.changed.tolist()))
+            stored = stored.take(merged.changed)
+        overlay.set(row_keys, history.encode(stored.replaced(positions, merged.after)))
+
+    def _positions(self, update: Update) -> list[int]:
+        """Return where the update's columns stand in the newest schema."""
         for column in update.columns:
             if column.id >= self.history.current.next_column_id:
                 self._learn(self.history.current.version + 1)
-                return self.merge(update, overlay)
+                return self._positions(update)
             if column.id not in self.history.position:
                 raise UnknownColumn(
                     f"column '{column.name}' was dropped meanwhile; nothing was written"
                 )
-        positions = [self.history.position[column.id] for column in update.columns]
-        merged = merge(update, stored, positions)
-        if not merged.changed.all():
-            row_keys = list(compress(row_keys, merged.changed.tolist()))
-        return row_keys, merged
+        return [self.history.position[column.id] for column in update.columns]
 
     def write(self, plan: Plan, kind: SegmentKind, undo_from: int | None = None) -> BucketResult:
         """Log the changes, then apply them. Without any, a token is worth a segment, or an undo.
 
         That nothing changes is true for a leader only: another one may have changed the row since.
         """
-        base, rows = self.log.end, len(plan.row_keys)
+        base, rows = self.log.end, plan.located.size
         if rows or plan.token is not None or undo_from is not None:
-            # Encoded first: after the append nothing may fail that did not fail before it.
-            values = self.history.encode(plan.merged.after)
+            # Prepared first: after the append nothing may fail that did not fail before it.
+            prepared = prepare_rows(self._positions(plan.update), plan.merged.after)
             header = self.log.append(self._to_segment(plan, kind, undo_from))
             hit("put.logged")
-            self.apply(header, plan.row_keys, values)
+            self.apply(header, plan.located, prepared)
             hit("put.applied")
         else:
             self.log.confirm()
         return BucketResult(base_offset=base, end_offset=base + rows)
 
-    def apply(self, header: SegmentHeader, row_keys: list[bytes], values: list[bytes]) -> None:
+    def apply(self, header: SegmentHeader, located: Located, rows: PreparedRows) -> None:
         # The owner first: it must be in the write to RocksDB that has the offset, and so the rows.
         if header.is_change:
             self.view.meta.note_change(header)
         if header.token is not None:
             self._remember(header, header.token)
-        version = self.history.current.version if row_keys else 0
-        bulk = header.more or header.part > 0
-        self.view.apply(row_keys, values, header.end_offset, version, bulk=bulk)
+        version = self.history.current.version if located.size else 0
+        self.view.apply(located, rows, header.end_offset, version)
 
     def _remember(self, header: SegmentHeader, token: Token) -> None:
         """Remember that a token was applied, or how far a put of several parts has got."""
@@ -158,7 +199,7 @@ class LogAndView:
             term=self.term,
             nonce="",
             timestamp_ms=0,
-            rows=len(plan.row_keys),
+            rows=plan.located.size,
             schema_version=self.history.current.version,
             owner=plan.owner,
             token=plan.token,
@@ -169,7 +210,7 @@ class LogAndView:
             more=plan.more,
             locked=plan.locked,
         )
-        if not plan.row_keys and undo_from is None:
+        if not plan.located.size and undo_from is None:
             return Segment(replace(header, column_ids=()), {}, {})
         key_ids = [column.id for column in self.history.current.key_columns]
         keys = [array.filter(changed) for array in update.keys]
@@ -191,9 +232,7 @@ class LogAndView:
     def _learn(self, version: int) -> None:
         """Know this schema version; UnknownSchema if the table's definition does not have it."""
         if version > self.history.current.version and self._read_schemas is not None:
-            newer = self._read_schemas()
-            if newer.current.version > self.history.current.version:
-                self.history = newer
+            self.evolve(self._read_schemas())
         if version > self.history.current.version:
             self.history.check_knows(version)
 
@@ -218,26 +257,21 @@ class LogAndView:
         Only under a schema that has all its columns, unless they were dropped since.
         """
         self._learn(segment.header.schema_version)
+        if not segment.changes:
+            self.apply(segment.header, NOWHERE, NOTHING)
+            return
         history = self.history
-        row_keys: list[bytes] = []
-        values: list[bytes] = []
-        if segment.changes:
-            keys = [segment.keys[column.id] for column in history.current.key_columns]
-            row_keys = history.row_keys(history.key_codec.encode(keys))
-            values = history.encode(self._rows_after(segment, row_keys))
-        self.apply(segment.header, row_keys, values)
-
-    def _rows_after(self, segment: Segment, row_keys: list[bytes]) -> StoredRows:
-        """Return whole rows; those columns that the segment does not have come from the view."""
-        positions = self.history.position
-        written = [column for column in segment.changes if column in positions]
-        if len(written) == len(positions):
-            stored = self.history.decode([None] * len(row_keys))
-        else:
-            stored = self.history.decode(self.view.get(row_keys))
-        touched, states = stored.touched.copy(), list(stored.states)
-        for column in written:
-            change = segment.changes[column]
-            touched[:, positions[column]] = change.touched_after
-            states[positions[column]] = change.after
-        return StoredRows(touched, states)
+        keys = [segment.keys[column.id] for column in history.current.key_columns]
+        written = [column for column in segment.changes if column in history.position]
+        located = self.view.load(
+            history.key_codec.encode(keys), blindly=len(written) == len(history.position)
+        )
+        changes = [segment.changes[column] for column in written]
+        after = StoredRows(
+            np.stack([change.touched_after for change in changes], axis=1)
+            if changes
+            else np.zeros((located.size, 0), bool),
+            [change.after for change in changes],
+        )
+        positions = [history.position[column] for column in written]
+        self.apply(segment.header, located, prepare_rows(positions, after))

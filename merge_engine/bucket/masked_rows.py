@@ -51,7 +51,8 @@ def finished_rows(
     """
     for keys, rows in _rows(pinned, _Decoder(history, columns), mask, after, batch_rows):
         present, there = _existing(keys, rows)
-        data = finished(history, history.key_codec.decode(present), there, columns)
+        shown = there.only(history.positions(columns))
+        data = finished(history, history.key_codec.decode(present), shown, columns)
         for start in range(0, len(present), batch_rows):
             yield present.slice(start, batch_rows), data.slice(start, batch_rows)
 

@@ -11,6 +11,8 @@ from rocksdict import (
     WriteOptions,
 )
 
+from merge_engine.working_set.memory import Memory
+
 MEBIBYTE = 1 << 20
 
 
@@ -18,8 +20,11 @@ MEBIBYTE = 1 << 20
 class BucketOptions:
     """Limits and sizes of a bucket; the defaults keep one below a few hundred MiB of memory.
 
-    `behind_max_*`: the view keeps the newest rows in memory and writes them to RocksDB together
-    when they reach this size, or when so many offsets of the log would have to be replayed.
+    `working_set_bytes`: how much memory the newest rows may take, of all buckets of a process
+    together; what was not used for the longest time goes first.
+    `behind_max_*`: rows that have changed are written to RocksDB together when they reach this
+    size, or when so many offsets of the log would have to be replayed: up to `behind_few_rows`
+    at once, and more than that beside other calls.
     `undo_max_*`: about how much an undo takes back in one step; others write in between.
     """
 
@@ -27,8 +32,10 @@ class BucketOptions:
     put_max_bytes: int = 64 * MEBIBYTE
     undo_max_bytes: int = 8 * MEBIBYTE
     undo_max_rows: int = 50_000
-    behind_max_bytes: int = 4 * MEBIBYTE
-    behind_max_offsets: int = 250_000
+    working_set_bytes: int = 512 * MEBIBYTE
+    behind_max_bytes: int = 32 * MEBIBYTE
+    behind_max_offsets: int = 2_000_000
+    behind_few_rows: int = 4096
     write_buffer_bytes: int = 64 * MEBIBYTE
     block_cache_bytes: int = 128 * MEBIBYTE
     stall_deadline_s: float = 30.0
@@ -36,6 +43,10 @@ class BucketOptions:
     def to_cache(self) -> Cache:
         """Return a block cache; buckets of one process share one."""
         return Cache(self.block_cache_bytes)
+
+    def to_memory(self) -> Memory:
+        """Return the budget of the working sets; buckets of one process share one."""
+        return Memory(self.working_set_bytes)
 
     def to_options(self, cache: Cache) -> Options:
         """Return RocksDB's options for a view: point reads, one column family, no WAL."""

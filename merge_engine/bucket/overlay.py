@@ -27,15 +27,11 @@ class Overlay:
         self._write_options = write_options()
         self._write_options.no_slowdown = False
 
-    def over(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[bytes | None]:
-        """Return these rows with those of the overlay in their place."""
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the rows that were put here; an empty one: there is no row any more."""
         assert self._database is not None, "this overlay was closed"
         with translated(self._path):
-            found = cast(list[bytes | None], self._database.get(list(keys)))
-        return [
-            below if above is None else above or None
-            for above, below in zip(found, values, strict=True)
-        ]
+            return cast(list[bytes | None], self._database.get(list(keys)))
 
     def set(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Put rows above those that there are; an empty value is no row."""

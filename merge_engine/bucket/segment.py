@@ -21,7 +21,7 @@ of one. Format 3 has `locked`: of puts before it, it is not known, and read as n
 import json
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -164,7 +164,7 @@ def encode_segment(segment: Segment) -> bytes:
     """Return the segment's bytes."""
     batch = _to_batch(segment)
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         if segment.header.rows:
             writer.write_batch(batch)
@@ -226,7 +226,7 @@ def _to_batch(segment: Segment) -> pa.RecordBatch:
             pa.array(change.touched_after),
             change.after,
         ]
-    metadata = {_HEADER_KEY: json.dumps(asdict(segment.header), separators=(",", ":"))}
+    metadata = {_HEADER_KEY: json.dumps(vars(segment.header), separators=(",", ":"))}
     schema = pa.schema(
         [pa.field(name, array.type) for name, array in zip(names, arrays, strict=True)],
         metadata=metadata,

@@ -144,7 +144,7 @@ class UndoSteps:
             check()
             self._inner.catch_up()
             self._inner.view.make_room()
-            row_keys, merged = self._inner.merge(update)
-            plan = Plan(update=update, owner=debtor, token=None, row_keys=row_keys, merged=merged)
+            located, merged = self._inner.merge(update)
+            plan = Plan(update=update, owner=debtor, token=None, located=located, merged=merged)
             hit("undo.planned")
             return self._inner.write(plan, SegmentKind.UNDO, undo_from=back_to).changed

@@ -1,9 +1,9 @@
 """The materialised view of a bucket: RocksDB, and the newest rows in memory above it.
 
-A cache of the log, and nothing more: RocksDB's own WAL is off. Rows go to memory first and to
-RocksDB behind, many at a time, in one write batch with the applied offset and the owners' last
-tokens. One column family, so that after a crash RocksDB holds a prefix of these write batches; the
-log has the rest.
+A cache of the log, and nothing more: RocksDB's own WAL is off. Rows change in memory, in the
+working set, and go to RocksDB behind, many at a time, in one step with the applied offset and the
+owners' last tokens (`write_behind`, `row_writer`). One column family, so that after a crash RocksDB
+holds a prefix of these steps; the log has the rest.
 
 Keys in RocksDB: `r` and the encoded key for a row, whose value `row_codec` lays out; `m` and
 a name for all else, see `view_meta`. The format that is said there is the version of all of this,
@@ -15,31 +15,48 @@ release passes them over.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakSet
 
-from rocksdict import AccessType, Cache, Checkpoint, Options, Rdict, WriteBatch
+import numpy as np
+import pyarrow as pa
+from rocksdict import AccessType, Cache, Checkpoint, Options, Rdict
 
 from foundation import forks
 from foundation.errors import (
     Closed,
-    CorruptView,
     InvalidInput,
     Retryable,
 )
-from foundation.failpoints import hit
-from merge_engine.bucket.options import BucketOptions, write_options
+from merge_engine.bucket.fair_lock import FairLock
+from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.pinned_rows import PinnedRows
 from merge_engine.bucket.rocksdb_errors import translated
+from merge_engine.bucket.row_writer import RowWriter
 from merge_engine.bucket.view_meta import ViewMeta, check_identity
+from merge_engine.bucket.write_behind import WriteBehind
+from merge_engine.encoding.key_hashes import Hashes
+from merge_engine.encoding.stored_rows import (
+    ROW_PREFIX,
+    SchemaHistory,
+    StoredRows,
+    concatenated,
+)
+from merge_engine.merging.grouping import key_order
+from merge_engine.schema.schema import Column
+from merge_engine.working_set.block import Keys, PreparedRows
+from merge_engine.working_set.index import Slots
+from merge_engine.working_set.memory import Memory
+from merge_engine.working_set.working_set import Located, WorkingSet
 
 logger = logging.getLogger(__name__)
 
-ROW_PREFIX = b"r"
 LIBRARY = "RocksDB"
 # Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
 _HARD_LIMIT = 4
@@ -50,64 +67,131 @@ _READY_ENTRIES = 1_000
 _COMPACTIONS = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions")
 
 
+class Read(NamedTuple):
+    """Rows, and the schemas under whose newest they are."""
+
+    history: SchemaHistory
+    rows: StoredRows
+
+
 class View:
     """The rows of a bucket as of `applied`.
 
-    Not safe for concurrent use, except `get`, and `checkpoint` beside all others.
+    Not safe for concurrent use, except `read`, and `checkpoint`, `retire` and `drop_retired`
+    beside all others.
     """
 
-    def __init__(self, path: Path, identity: str, options: BucketOptions, cache: Cache) -> None:
+    def __init__(
+        self,
+        path: Path,
+        history: SchemaHistory,
+        *,
+        identity: str,
+        options: BucketOptions,
+        cache: Cache,
+        memory: Memory,
+        lock: FairLock | None = None,
+    ) -> None:
+        """`lock`: whoever changes something has it; so has the caller now."""
         self.path = path
         self._options = options
-        self._write_options = write_options()
-        self._needs_flush = False
         path.parent.mkdir(parents=True, exist_ok=True)
         forks.use(LIBRARY)
         with translated(path):
             self._database = Rdict(str(path), options.to_options(cache))
         try:
             first = check_identity(self._database, path, identity)
+            writer = RowWriter(self._database, path, options, cache)
             if first:
-                self._write(lambda: _batch_of(first))
+                writer.write(first)
             self.meta = ViewMeta(self._database, path)
+            # Whether RocksDB has no rows that memory does not have.
+            self._complete = not self._has_rows()
         except BaseException:
             self._database.close()
             raise
-        self._written = self.applied
-        # The rows since the last write to RocksDB, and those before it: the older half is only
-        # there to be read again soon.
-        self._recent: dict[bytes, bytes] = {}
-        self._previous: dict[bytes, bytes] = {}
-        self._recent_bytes = 0
-        self._recent_puts = 0
+        self._rows = WorkingSet(history, memory.block_bytes)
+        self._behind = WriteBehind(writer, self._rows, self.meta, memory.background, options)
+        self._memory = memory
+        self._lock = lock or FairLock()
+        self.last_used = 0
         # RocksDB keeps its directory until they are closed. Those that nobody has are closed.
         self._pinned: WeakSet[PinnedRows] = WeakSet()
-        # LockSet for each step of a checkpoint: RocksDB must not be closed below it.
+        # Held for each step of a checkpoint: RocksDB must not be closed below it.
         self._closing = threading.Lock()
         self._closed = False
         forks.hold(self)
+        memory.join(self)
 
     def inherited(self) -> list[object]:
         """Return what must not be destroyed in a forked child: it would wait for ever."""
         return [self._database, *(handle for rows in self._pinned for handle in rows.inherited())]
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the rows of these keys (with their prefix); None where there is none."""
-        # `_recent` first: rows move from there to `_previous`, and from there to RocksDB.
-        generations = [rows for rows in (self._recent, self._previous) if rows]
-        if not generations:
-            return self._read(list(keys))
-        values: list[bytes | None] = list(map(generations[0].get, keys))
-        for rows in generations[1:]:
-            found = map(rows.get, keys)
-            values = [
-                old if old is not None else new for old, new in zip(values, found, strict=True)
-            ]
-        unknown = [at for at, value in enumerate(values) if value is None]
-        if unknown:
-            for at, value in zip(unknown, self._read([keys[at] for at in unknown]), strict=True):
-                values[at] = value
-        return [value or None for value in values]
+    @property
+    def history(self) -> SchemaHistory:
+        """The schemas that are known; rows are under the newest of them."""
+        return self._rows.history
+
+    def evolve(self, history: SchemaHistory) -> None:
+        """Go on under a newer schema."""
+        self._rows.evolve(history)
+
+    def read(self, keys: Sequence[pa.Array], columns: Sequence[Column] | None = None) -> Read:
+        """Return the rows of these keys, nothing touched where there is none; thread-safe.
+
+        `keys`: the key columns. `columns`: of the rows, in this order; None: all. UnknownSchema, if
+        the schema has changed meanwhile, and rows with it: read again.
+        """
+        wanted = self._rows.keys_of(keys)
+        with self._rows.lock:
+            history, complete = self._rows.history, self._complete
+            chosen = history.positions(columns)
+            located = self._rows.locate(wanted)
+            parts = [located.read(chosen)] if located.places else []
+        order = located.found
+        if len(order) < len(wanted) or not parts:
+            missing = located.missing()
+            rows = self._stored(history, wanted.take(missing), complete=complete)
+            parts.append(rows if columns is None else rows.only(chosen))
+            order = np.concatenate([order, missing])
+        return Read(history, _in_order(parts, order))
+
+    def load(
+        self, keys: pa.BinaryArray, hashes: Hashes | None = None, *, blindly: bool = False
+    ) -> Located:
+        """Bring the rows of these keys, all different, into memory; return where they are.
+
+        `hashes`: of the keys, if they are known. `blindly`: all columns will be written, so nothing
+        is read that is not in memory.
+        """
+        wanted = self._rows.keys(keys, hashes)
+        located = self._rows.unretired(wanted, self._rows.locate(wanted))
+        missing = located.missing()
+        if len(missing) == 0:
+            return located
+        new = wanted if len(missing) == len(keys) else wanted.take(missing)
+        unknown = blindly or self._complete
+        rows = None if unknown else self._stored(self.history, new)
+        place = self._rows.insert(new, rows)
+        return Located(len(keys), [*located.places, replace(place, rows=missing)])
+
+    def rows(self, located: Located, columns: Sequence[int] | None = None) -> StoredRows:
+        """Return the rows of a batch that was loaded, in its order."""
+        chosen = range(len(self.history.position)) if columns is None else columns
+        if not located.places:
+            return self.history.decode([]).only(chosen)
+        return _in_order([located.read(chosen)], located.found)
+
+    def _stored(self, history: SchemaHistory, keys: Keys, *, complete: bool = False) -> StoredRows:
+        """Return what RocksDB has of rows that are not in memory."""
+        if complete:
+            return history.decode([None] * len(keys))
+        encoded = keys.encoded
+        order = key_order(encoded)  # RocksDB reads sorted keys faster.
+        back = np.empty(len(order), np.intp)
+        back[order] = np.arange(len(order))
+        values = self._read(history.row_keys(encoded.take(pa.array(order))))
+        return history.decode(values).reordered(back)
 
     @property
     def applied(self) -> int:
@@ -116,74 +200,91 @@ class View:
 
     def apply(
         self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes],
+        located: Located,
+        rows: PreparedRows,
         applied: int,
         schema_version: int = 0,
-        *,
-        bulk: bool = False,
     ) -> None:
-        """Set rows (an empty value deletes) and the applied offset, in memory; then write behind.
+        """Change rows and the applied offset, in memory; then let them be written behind.
 
-        `schema_version`: of the rows. `bulk`: they are part of a large put, and unlikely to change
-        again soon: written at once, a little each time, so that nobody waits for many of them.
+        `schema_version`: of the rows.
 
         The log has the change already, so nothing here can make it fail: if RocksDB does not take
         the rows now, memory keeps them and the next call tries again.
         """
-        self._recent.update(zip(keys, values, strict=True))
-        self._recent_bytes += sum(map(len, keys)) + sum(map(len, values))
-        self._recent_puts += 1
+        self._rows.write(located, rows)
         self.meta.applied = applied
         self.meta.schema_version = max(self.meta.schema_version, schema_version)
-        if bulk or self._behind() >= 1:
-            try:
-                self.write_behind()
-            except (Retryable, CorruptView) as exc:
-                logger.warning("view %s lags its log: %s", self.path, exc)
+        if self._behind.share() >= 1:
+            self._behind.try_to_start()
+        self._memory.used(self)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the rows take."""
+        return self._rows.nbytes
+
+    @property
+    def retiring_bytes(self) -> int:
+        """How much of it goes as soon as RocksDB has it."""
+        return self._rows.retiring_bytes
+
+    def drop_retired(self, *, by_holder: bool) -> None:
+        """Drop what RocksDB has by now, unless somebody else is busy with this bucket; thread-safe.
+
+        `by_holder`: of the bucket's lock. Nobody else may, not even a thread that has it for
+        something else: who has planned a change knows where its rows are.
+        """
+        with self._free(by_holder=by_holder) as free:
+            if free:
+                self._drop_retired()
+
+    def _drop_retired(self) -> None:
+        self._behind.look()
+        self._rows.drop_retired()
+
+    def retire(self, *, by_holder: bool) -> int:
+        """Let the rows go that have been in memory for the longest time; return their size.
+
+        0 if somebody else is busy with this bucket, or RocksDB is: then another time; thread-safe.
+        """
+        with self._free(by_holder=by_holder) as free:
+            if not free or not self._behind.try_to_start():
+                return 0
+            self._complete = False  # Before anything is dropped: others read meanwhile.
+            freed = self._rows.retire_oldest()
+            self._drop_retired()
+            return freed
+
+    @contextmanager
+    def _free(self, *, by_holder: bool) -> Iterator[bool]:
+        with nullcontext(True) if by_holder else self._lock.if_free() as free:
+            yield free and not self._closed
 
     def make_room(self) -> None:
         """Raise an error, mostly a Retryable one, if RocksDB has not taken rows for too long."""
-        if self._behind() >= _HARD_LIMIT:
+        if self._behind.share() >= _HARD_LIMIT:
             self.write_behind()
 
-    def _behind(self) -> float:
-        options = self._options
-        return max(
-            self._recent_bytes / options.behind_max_bytes,
-            (self.applied - self._written) / options.behind_max_offsets,
-        )
-
     def write_behind(self) -> None:
-        """Write the rows in memory to RocksDB: one write batch with offset and tokens."""
-        if self.applied == self._written and not (self._recent or self.meta.changed):
-            return
-        hit("view.before_write")
-        self._write(self._behind_batch)
-        hit("view.written")
-        # A put that filled the memory by itself is a bulk load: unlikely to be read again soon.
-        self._previous = self._recent if self._recent_puts > 1 else {}
-        self._recent, self._recent_bytes, self._recent_puts = {}, 0, 0
-        self.meta.written()
-        self._written = self.applied
+        """Write all that has changed to RocksDB, with offset and tokens, in one step."""
+        self._behind.write()
 
-    def _behind_batch(self) -> WriteBatch:
-        batch = WriteBatch(raw_mode=True)
-        put, delete = batch.put, batch.delete
-        for key, value in self._recent.items():
-            if value:
-                put(key, value)
-            else:
-                delete(key)
-        self.meta.add_to(batch)
-        return batch
+    def start_writing(self, *, in_a_hurry: bool = False) -> "Future[None] | None":
+        """The same beside other calls; return what to wait for, see `WriteBehind.start`."""
+        return self._behind.start(in_a_hurry=in_a_hurry)
+
+    @property
+    def dirty_rows(self) -> int:
+        """How many rows RocksDB does not have, and nobody is writing."""
+        return self._rows.dirty_rows
 
     def flush(self) -> int:
         """Make everything durable on disk; return the offset up to which it is."""
         self.write_behind()
         with translated(self.path):
             self._database.flush()
-        return self._written
+        return self._behind.written
 
     def checkpoint(self, directory: Path) -> None:
         """Copy what RocksDB holds into a new directory, mostly as hard links; writes go on.
@@ -213,9 +314,13 @@ class View:
             Checkpoint(database).create_checkpoint(str(directory))
 
     def estimated_rows(self) -> int:
-        """Return how many rows there are, as RocksDB estimates it; nobody is waited for."""
+        """Return about how many rows there are; nobody is waited for.
+
+        As many as RocksDB estimates or, where it has not got most of them yet, as are in memory.
+        """
         with translated(self.path):
-            return self._database.property_int_value("rocksdb.estimate-num-keys") or 0
+            stored = self._database.property_int_value("rocksdb.estimate-num-keys") or 0
+        return max(stored, len(self._rows))
 
     def _counts(self, *properties: str) -> int:
         with self._while_open() as database:
@@ -246,45 +351,34 @@ class View:
         except Retryable as exc:
             logger.warning("view %s was closed before it had all of its log: %s", self.path, exc)
         finally:
+            self._memory.leave(self)
             for rows in list(self._pinned):
                 rows.close()
             with self._closing:
                 self._closed = True
                 self._database.close()
 
+    def _has_rows(self) -> bool:
+        with translated(self.path):
+            iterator = self._database.iter()
+            iterator.seek(ROW_PREFIX)
+            found = iterator.valid() and iterator.key().startswith(ROW_PREFIX)
+            iterator.status()
+        return bool(found)
+
     def _read(self, keys: list[bytes]) -> list[bytes | None]:
         with translated(self.path):
             return cast(list[bytes | None], self._database.get(cast(list[Any], keys)))
 
-    def _write(self, make_batch: Callable[[], WriteBatch]) -> None:
-        """Write; while RocksDB stalls, back off outside the call: it holds the interpreter lock.
 
-        rocksdict uses a batch up also when the write fails, so each attempt makes its own.
-        """
-        deadline = time.monotonic() + self._options.stall_deadline_s
-        delay_s = 0.005
-        with translated(self.path):
-            # After a full disk, RocksDB refuses writes until a flush succeeds.
-            if self._needs_flush:
-                self._database.flush()
-                self._needs_flush = False
-            while True:
-                try:
-                    self._database.write(make_batch(), self._write_options)
-                    return
-                except Exception as exc:
-                    if "Write stall" not in str(exc) or time.monotonic() > deadline:
-                        self._needs_flush = "Write stall" not in str(exc)
-                        raise
-                time.sleep(delay_s)
-                delay_s = min(delay_s * 2, 0.1)
-
-
-def _batch_of(entries: Mapping[bytes, bytes]) -> WriteBatch:
-    batch = WriteBatch(raw_mode=True)
-    for key, value in entries.items():
-        batch.put(key, value)
-    return batch
+def _in_order(parts: Sequence[StoredRows], order: Slots) -> StoredRows:
+    """Return rows one after the other, each at the place in the batch that `order` says."""
+    rows = parts[0] if len(parts) == 1 else concatenated(parts)
+    if len(order) == 1 or (order[1:] > order[:-1]).all():
+        return rows
+    back = np.empty(len(order), np.intp)
+    back[order] = np.arange(len(order))
+    return rows.reordered(back)
 
 
 def _mostly_new(files: Sequence[dict[str, Any]]) -> bool:

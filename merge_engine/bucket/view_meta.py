@@ -15,12 +15,12 @@ told from the rest: the last epoch of each owner that has applied a token.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-from rocksdict import AccessType, Options, Rdict, WriteBatch
+from rocksdict import AccessType, Options, Rdict
 
 from foundation.errors import CorruptView, UnknownFormat
 from foundation.formats import Formats
@@ -62,6 +62,14 @@ class AppliedParts(NamedTuple):
     parts: int
 
 
+class MetaChanges(NamedTuple):
+    """What is to be written besides rows, up to an offset: entries of RocksDB, and of whom."""
+
+    applied: int
+    entries: Mapping[bytes, bytes]
+    owners: Set[str]
+
+
 class _Layout(NamedTuple):
     """How the values are laid out: a number alone, and a token with what goes with it."""
 
@@ -78,7 +86,7 @@ _WITH_WORK = 2
 
 
 class ViewMeta:
-    """What is known of a view's owners. Changes are in memory until a write batch takes them along.
+    """What is known of a view's owners. Changes are in memory until a write takes them along.
 
     `works` has all owners that ever put. It is replaced, never changed: readers need no lock.
     """
@@ -91,7 +99,7 @@ class ViewMeta:
         self.schema_version = self._number(_SCHEMA)
         self._tokens: dict[str, AppliedToken] = {}
         self._parts: dict[str, AppliedParts] = {}
-        self._worked: set[str] = set()  # The owners of whose work RocksDB does not have all yet.
+        self._changed: set[str] = set()  # The owners of whom RocksDB does not have all yet.
         self.works: Mapping[str, OwnerWork] = {}
         if version >= _WITH_WORK:
             self.works = {one: self._read_work(one) for one in _owners(database, path, _WORK)}
@@ -103,7 +111,7 @@ class ViewMeta:
     @property
     def changed(self) -> bool:
         """Whether there is something of owners that RocksDB does not have yet."""
-        return bool(self._tokens or self._parts or self._worked)
+        return bool(self._changed)
 
     def token(self, owner: str) -> AppliedToken | None:
         """Return the owner's last applied token."""
@@ -115,6 +123,7 @@ class ViewMeta:
     def remember(self, owner: str, applied: AppliedToken) -> None:
         """Set the owner's last token."""
         self._tokens[owner] = applied
+        self._changed.add(owner)
 
     def parts(self, owner: str) -> AppliedParts | None:
         """Return how far the owner's last large put has got; also of one that is complete."""
@@ -126,6 +135,7 @@ class ViewMeta:
     def remember_parts(self, owner: str, parts: AppliedParts) -> None:
         """Set how far the owner's large put has got."""
         self._parts[owner] = parts
+        self._changed.add(owner)
 
     def note_change(self, header: SegmentHeader) -> None:
         """Take in that an owner has changed something, or something of it was undone."""
@@ -133,23 +143,33 @@ class ViewMeta:
         work = self.works.get(header.owner, OwnerWork())
         work = work.with_change(epoch, header.base_offset, header.end_offset)
         self.works = {**self.works, header.owner: work}
-        self._worked.add(header.owner)
+        self._changed.add(header.owner)
 
-    def add_to(self, batch: WriteBatch) -> None:
-        """Add all changes to a write batch."""
-        put, number, token = batch.put, _LAYOUT.number, _LAYOUT.token
-        for owner, last in self._tokens.items():
-            put(_TOKEN + owner.encode(), token.pack(*last.token, last.base_offset, last.end_offset))
-        for owner, parts in self._parts.items():
-            put(_PARTS + owner.encode(), token.pack(*parts.token, parts.base_offset, parts.parts))
-        for owner in self._worked:
-            put(_WORK + owner.encode(), _pack(self.works[owner]))
-        put(_APPLIED, number.pack(self.applied))
-        put(_SCHEMA, number.pack(self.schema_version))
+    def changes(self) -> "MetaChanges":
+        """Return all that RocksDB does not have yet, to be written."""
+        number, token = _LAYOUT.number, _LAYOUT.token
+        entries = {
+            _APPLIED: number.pack(self.applied),
+            _SCHEMA: number.pack(self.schema_version),
+        }
+        for owner in self._changed:
+            name = owner.encode()
+            if (last := self._tokens.get(owner)) is not None:
+                ends = last.base_offset, last.end_offset
+                entries[_TOKEN + name] = token.pack(*last.token, *ends)
+            if (parts := self._parts.get(owner)) is not None:
+                entries[_PARTS + name] = token.pack(*parts.token, parts.base_offset, parts.parts)
+            if (work := self.works.get(owner)) is not None:
+                entries[_WORK + name] = _pack(work)
+        return MetaChanges(self.applied, entries, frozenset(self._changed))
 
-    def written(self) -> None:
-        """RocksDB has all changes by now."""
-        self._tokens, self._parts, self._worked = {}, {}, set()
+    def taken(self, changes: "MetaChanges") -> None:
+        """These changes, all that there are, are being written."""
+        self._changed -= changes.owners
+
+    def not_written(self, changes: "MetaChanges") -> None:
+        """RocksDB did not take these changes: they are written with the next ones."""
+        self._changed |= changes.owners
 
     def _read_work(self, owner: str) -> OwnerWork:
         stored = _read(self._database, self._path, [_WORK + owner.encode()])[0] or b""

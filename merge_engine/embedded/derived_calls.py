@@ -94,7 +94,7 @@ def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
         if not rows:  # Which says nothing of its columns.
             return pa.schema([(key.name, key.type) for key in schema.key_columns]).empty_table()
         return pa.Table.from_pylist(rows)
-    except (pa.ArrowException, TypeError, AttributeError, UnicodeError) as exc:
+    except (pa.ArrowException, TypeError, AttributeError, UnicodeError, OverflowError) as exc:
         raise InvalidInput(f"cannot read this as a table: {exc}") from exc
 
 

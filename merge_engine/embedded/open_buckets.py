@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
+from foundation.allocator import keep_freed_memory
 from foundation.errors import Closed, InvalidInput
 from foundation.ids import BucketId
 from foundation.parallel import map_all
@@ -28,10 +29,12 @@ class OpenBuckets:
     """
 
     def __init__(self, catalog: Catalog, view_directory: Path, options: BucketOptions) -> None:
+        keep_freed_memory()
         self._catalog = catalog
         self._view_directory = view_directory
         self._options = options
         self._cache = options.to_cache()
+        self._memory = options.to_memory()
         self._lock = threading.Lock()
         self._opening: dict[BucketId, threading.Lock] = {}
         self._buckets: dict[BucketId, Bucket] = {}
@@ -75,6 +78,7 @@ class OpenBuckets:
             identity=f"{self._catalog.table_id}/{self._catalog.path(bucket_id)}",
             options=self._options,
             cache=self._cache,
+            memory=self._memory,
             read_schemas=self._catalog.read_schemas,
         )
 

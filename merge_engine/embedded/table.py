@@ -147,12 +147,11 @@ class EmbeddedTable(DerivedCalls):
         return self._put_rows(rows, owner, token)
 
     def _put_rows(self, rows: BatchRows, owner: str, token: Token | None) -> PutResult:
-        routes = route(self.schema, rows.keys, self._catalog.buckets)
-        codec = self._catalog.history.key_codec
-        whole = len(routes) == 1
-        updates = self._buckets.map(
-            lambda target: fold(rows if whole else rows.take(target.positions), codec), routes
-        )
+        update = fold(rows, self._catalog.history.key_codec)
+        routes = route(self.schema, update.keys, self._catalog.buckets)
+        updates = [update]
+        if len(routes) != 1:
+            updates = [update.take(target.positions) for target in routes]
         written = [column.id for column in rows.columns]
         self._check_free(written, owner)  # Before a partition is created for what is refused.
         targets = dict(zip(map(self._bucket_id, routes), updates, strict=True))

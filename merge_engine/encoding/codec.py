@@ -125,7 +125,9 @@ def same(left: pa.Array, right: pa.Array) -> Flags:
     """
     equal: Flags
     width = fixed_width(left.type)
-    if width is None:
+    if arrow_types.is_list(left.type) or arrow_types.is_map(left.type):
+        equal = _same_lists(left, right)
+    elif width is None:
         equal = pc.equal(encode(left), encode(right)).to_numpy(zero_copy_only=False)
     elif width in (1, 2, 4, 8):
         equal = to_records(left) == to_records(right)
@@ -331,19 +333,47 @@ def _element_type(data_type: pa.DataType) -> pa.DataType:
     return data_type.value_type
 
 
-def _encode_lists(array: pa.Array) -> pa.BinaryArray:
-    """Encode lists or maps, none of which is null: their elements are contiguous."""
+def _same_lists(left: pa.Array, right: pa.Array) -> Flags:
+    """Tell which lists or maps have the same elements; a null has what any other one has."""
+    (left_bounds, left_elements), (right_bounds, right_elements) = _apart(left), _apart(right)
+    counts = np.diff(left_bounds)
+    equal: Flags = counts == np.diff(right_bounds)
+    for array in (left, right):  # What a null hides is nothing.
+        valid = ragged.validity(array)
+        if valid is not None:
+            equal |= ~valid
+            counts = counts * valid
+    rows = np.flatnonzero(equal & (counts > 0))
+    counts = counts[rows]
+    elements = same(
+        left_elements.take(pa.array(ragged.ranges(left_bounds[rows], counts))),
+        right_elements.take(pa.array(ragged.ranges(right_bounds[rows], counts))),
+    )
+    equal[rows[np.repeat(np.arange(len(rows)), counts)[~elements]]] = False
+    return equal
+
+
+def _apart(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Return where the elements of lists or maps begin, and where the last end; and all of them."""
     count = len(array)
     if count == 0:
-        return pa.array([], pa.binary())
+        return np.zeros(1, np.int64), pa.nulls(0, _element_type(array.type))
     bounds = np.frombuffer(array.buffers()[1], np.int32, count + 1, array.offset * 4)
     if arrow_types.is_map(array.type):
         entry = _element_type(array.type)
         elements = pa.StructArray.from_arrays([array.keys, array.items], fields=list(entry))
     else:
         elements = array.values
-    elements = elements.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-    bounds = (bounds - bounds[0]).astype(np.int64)
+    first, last = int(bounds[0]), int(bounds[-1])
+    return (bounds - first).astype(np.int64), elements.slice(first, last - first)
+
+
+def _encode_lists(array: pa.Array) -> pa.BinaryArray:
+    """Encode lists or maps, none of which is null: their elements are contiguous."""
+    count = len(array)
+    if count == 0:
+        return pa.array([], pa.binary())
+    bounds, elements = _apart(array)
     valid = ragged.validity(elements)
     flags = np.ones(len(elements), np.uint8) if valid is None else valid.view(np.uint8)
     counts = np.diff(bounds)

@@ -29,6 +29,7 @@ from merge_engine.encoding.ragged import Bytes
 
 _ESCAPED_ZERO = b"\x00\xff"
 _END = b"\x00\x00"
+_SIGN = np.uint64(1 << 63)
 
 
 def is_key_type(data_type: pa.DataType) -> bool:
@@ -53,6 +54,12 @@ class KeyCodec:
                 raise SchemaError(f"type {data_type} cannot be a key")
         self._widths = [fixed_width(data_type) for data_type in self.types]
 
+    @property
+    def width(self) -> int | None:
+        """How many bytes every key takes, or None if that varies."""
+        widths = [width for width in self._widths if width is not None]
+        return sum(widths) if len(widths) == len(self._widths) else None
+
     def encode(self, columns: Sequence[pa.Array]) -> pa.BinaryArray:
         """Return one key per row, such that `key(a) < key(b)` iff `a < b` as tuples."""
         for expected, column in zip(self.types, columns, strict=True):
@@ -74,6 +81,12 @@ class KeyCodec:
         if fixed:
             pieces.append(_side_by_side(fixed))
         return ragged.join(pieces)
+
+    def numbers(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64] | None:
+        """Return keys of 8 bytes as big-endian numbers, if that is less than to encode them."""
+        if self._widths != [8] or columns[0].type != self.types[0] or columns[0].null_count:
+            return None
+        return to_records(columns[0]).view(np.uint64) ^ _SIGN
 
     def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
         """Turn keys back into columns. Bytes that are no key are a `ValueError`."""

@@ -47,6 +47,12 @@ def data(values: pa.BinaryArray) -> Bytes:
     return np.frombuffer(buffer, np.uint8, size, int(bounds[0]))
 
 
+def words(values: pa.BinaryArray) -> npt.NDArray[np.uint64]:
+    """Return the 8 bytes, little-endian, that begin at each byte of `data`; zeros come after it."""
+    padded = np.concatenate([data(values), np.zeros(8, np.uint8)])
+    return np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))
+
+
 def validity(array: pa.Array) -> Flags | None:
     """Return which values are not null, or None if all are."""
     if array.null_count == 0:

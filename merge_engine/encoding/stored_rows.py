@@ -9,13 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foundation.errors import CorruptView, SchemaError, UnknownColumn, UnknownSchema
-from merge_engine.bucket.view import ROW_PREFIX
 from merge_engine.encoding import ragged
 from merge_engine.encoding.codec import FEW
 from merge_engine.encoding.keys import KeyCodec
-from merge_engine.encoding.ragged import Flags
+from merge_engine.encoding.ragged import Flags, Integers
 from merge_engine.encoding.row_codec import RowCodec, versions
 from merge_engine.schema.schema import Column, Schema
+
+# Before the encoded key of a row, in a view.
+ROW_PREFIX = b"r"
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,46 @@ class StoredRows:
     touched: Flags
     states: Sequence[pa.Array]
 
+    @property
+    def there(self) -> Flags:
+        """Whether there is such a row at all; for rows of all columns."""
+        return np.asarray(self.touched.any(axis=1))
+
     def take(self, positions: Flags) -> "StoredRows":
         """Return the rows where the flag is set."""
         mask = pa.array(positions)
         return StoredRows(self.touched[positions], [state.filter(mask) for state in self.states])
+
+    def reordered(self, index: Integers) -> "StoredRows":
+        """Return the rows at these positions."""
+        taken = pa.array(index)
+        return StoredRows(
+            self.touched.take(index, axis=0), [state.take(taken) for state in self.states]
+        )
+
+    def only(self, positions: Sequence[int]) -> "StoredRows":
+        """Return some of the columns."""
+        return StoredRows(self.touched[:, positions], [self.states[at] for at in positions])
+
+    def with_rows(self, where: Flags, rows: "StoredRows") -> "StoredRows":
+        """Return the rows with others, in order, where the flag is set."""
+        index = np.arange(len(where))
+        index[where] = len(where) + np.arange(len(rows.touched))
+        return concatenated([self, rows]).reordered(index)
+
+    def replaced(self, positions: Sequence[int], columns: "StoredRows") -> "StoredRows":
+        """Return the rows with other columns at these positions."""
+        touched, states = self.touched.copy(), list(self.states)
+        for j, position in enumerate(positions):
+            touched[:, position], states[position] = columns.touched[:, j], columns.states[j]
+        return StoredRows(touched, states)
+
+
+def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
+    """Return rows of the same columns one after the other; there is one part at least."""
+    touched = np.concatenate([part.touched for part in parts])
+    columns = zip(*(part.states for part in parts), strict=True)
+    return StoredRows(touched, [pa.concat_arrays(column) for column in columns])
 
 
 class SchemaHistory:
@@ -72,6 +110,15 @@ class SchemaHistory:
                 f"{sorted(self._schemas)}: read the table's definition again",
                 version,
             )
+
+    def positions(self, columns: Sequence[Column] | None) -> Sequence[int]:
+        """Return where value columns (None: all) stand in the newest schema."""
+        if columns is None:
+            return range(len(self.position))
+        for column in columns:
+            if column.id not in self.position:
+                raise UnknownColumn(f"column '{column.name}' was dropped meanwhile; read again")
+        return [self.position[column.id] for column in columns]
 
     def row_keys(self, encoded_keys: pa.BinaryArray) -> list[bytes]:
         """Return encoded keys as the view stores them."""
@@ -123,10 +170,7 @@ class SchemaHistory:
             self._upgrade(values.filter(pa.array(of_row == version)), version) for version in found
         ]
         back = np.argsort(np.argsort(of_row, kind="stable"))
-        touched = np.concatenate([part.touched for part in parts])[back]
-        columns_of_parts = zip(*(part.states for part in parts), strict=True)
-        states = [pa.concat_arrays(column).take(pa.array(back)) for column in columns_of_parts]
-        return StoredRows(touched, states)
+        return concatenated(parts).reordered(back)
 
     def _upgrade(self, values: pa.BinaryArray, version: int) -> StoredRows:
         """Decode rows of one version; columns that it did not have are untouched."""
@@ -151,31 +195,33 @@ def state_type(column: Column) -> pa.DataType:
     return column.function.state_type
 
 
+def state_types(schema: Schema) -> dict[int, pa.DataType]:
+    """Return the types of the states by column id, in the order of the schema."""
+    return {column.id: state_type(column) for column in schema.value_columns}
+
+
 def finished(
     history: SchemaHistory,
     keys: Sequence[pa.Array],
     rows: StoredRows,
     columns: Sequence[Column],
     *,
-    found: str | None = None,
+    found: tuple[str, Flags] | None = None,
 ) -> pa.RecordBatch:
-    """Return rows as a reader sees them: the key, and the finished values of these columns.
+    """Return rows of these columns as a reader sees them: the key, and the finished values.
 
-    `found`: the name of a last column that says whether there is such a row.
+    `found`: a last column that says whether there is such a row: its name, and what it has.
     """
-    for column in columns:
-        if column.id not in history.position:
-            raise UnknownColumn(f"column '{column.name}' was dropped meanwhile; read again")
     all_touched = bool(rows.touched.all())
-    values = []
-    for column in columns:
-        position = history.position[column.id]
-        touched = None if all_touched else rows.touched[:, position]
-        values.append(finish(column, touched, rows.states[position]))
+    values = [
+        finish(column, None if all_touched else rows.touched[:, j], rows.states[j])
+        for j, column in enumerate(columns)
+    ]
     fields = [(one.name, one.type) for one in (*history.current.key_columns, *columns)]
     if found is not None:
-        fields.append((found, pa.bool_()))
-        values.append(pa.array(rows.touched.any(axis=1)))
+        name, flags = found
+        fields.append((name, pa.bool_()))
+        values.append(pa.array(flags))
     return pa.record_batch([*keys, *values], schema=pa.schema(fields))
 
 

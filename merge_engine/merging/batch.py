@@ -29,7 +29,6 @@ from merge_engine.bucket.segment import AggMode, Operation
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.encoding.ragged import Flags
 from merge_engine.encoding.soundness import complaint, is_sound, show, unsound_rows
-from merge_engine.merging.grouping import Positions
 from merge_engine.schema.schema import Column, Schema
 from merge_engine.schema.types import conform, in_table_type
 
@@ -50,19 +49,6 @@ class BatchRows:
 
     def __len__(self) -> int:
         return len(self.keys[0])
-
-    def take(self, positions: Positions) -> "BatchRows":
-        """Return these rows only."""
-        index = pa.array(positions)
-        return BatchRows(
-            key_names=self.key_names,
-            keys=[array.take(index) for array in self.keys],
-            columns=self.columns,
-            values=[array.take(index) for array in self.values],
-            orders=[None if array is None else array.take(index) for array in self.orders],
-            deletes=None if self.deletes is None else self.deletes[positions],
-            mode=self.mode,
-        )
 
 
 def describe_key(names: Sequence[str], keys: Sequence[pa.Array], row: int) -> str:

@@ -1,23 +1,24 @@
 """Folding: a batch of rows becomes one update per key, before any bucket is asked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from merge_engine.aggregates.base import AggregateFunction, Fault
 from merge_engine.bucket.segment import AggMode
+from merge_engine.encoding.key_hashes import Hashes, key_hashes
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.encoding.ragged import Flags
 from merge_engine.merging.batch import BatchRows, value_error, value_function
-from merge_engine.merging.grouping import Groups, group_by_key
+from merge_engine.merging.grouping import Groups, Positions, group_rows
 from merge_engine.schema.schema import Column
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What a put or an undo wants: one row per key, sorted by encoded key.
+    """What a put or an undo wants: one row per key; `hashes` of the keys, where they are known.
 
     Per key and written column: does it apply at all (else the stored state stays), is the stored
     state left out (a delete or a replace came before), and is there a new state (else the column
@@ -26,6 +27,7 @@ class Update:
 
     key_names: tuple[str, ...]
     encoded_keys: pa.BinaryArray
+    hashes: Hashes | None = None
     keys: Sequence[pa.Array]
     columns: tuple[Column, ...]
     applies: Flags
@@ -38,6 +40,21 @@ class Update:
     def __len__(self) -> int:
         return len(self.encoded_keys)
 
+    def take(self, positions: Positions) -> "Update":
+        """Return what is wanted of some keys, in the same order."""
+        index = pa.array(positions)
+        return replace(
+            self,
+            encoded_keys=self.encoded_keys.take(index),
+            hashes=None if self.hashes is None else self.hashes.take(positions),
+            keys=[array.take(index) for array in self.keys],
+            applies=self.applies[positions],
+            resets=self.resets[positions],
+            touches=self.touches[positions],
+            states=[array.take(index) for array in self.states],
+            rows=len(positions),
+        )
+
 
 def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
     """Reduce the rows to one per key, in the order of the batch.
@@ -45,9 +62,14 @@ def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
     Within a key, a delete drops what came before it: the rows before, and the stored states.
     """
     encoded = key_codec.encode(rows.keys)
-    groups = group_by_key(encoded)
-    first = pa.array(groups.first_rows)
-    keys = [array.take(first) for array in rows.keys]
+    hashes = None if key_codec.width == 8 else key_hashes(encoded)
+    groups = group_rows(encoded, hashes)
+    keys = [*rows.keys, encoded]
+    if not groups.in_order:
+        first = pa.array(groups.first_rows)
+        keys = [array.take(first) for array in keys]
+        hashes = None if hashes is None else hashes.take(groups.first_rows)
+    *keys, encoded = keys
     count = len(groups.starts)
     deleted, written = np.zeros(count, bool), np.ones(count, bool)
     if rows.deletes is not None:
@@ -64,7 +86,8 @@ def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
     resets = deleted if rows.mode is not AggMode.REPLACE else np.ones(count, bool)
     return Update(
         key_names=rows.key_names,
-        encoded_keys=encoded.take(first),
+        encoded_keys=encoded,
+        hashes=hashes,
         keys=keys,
         columns=rows.columns,
         applies=np.broadcast_to(True, shape),
@@ -90,11 +113,14 @@ def _fold_column(
 ) -> pa.Array:
     if len(groups.starts) == 0:
         return pa.nulls(0, function.state_type)
+    if mode is not AggMode.ACCUMULATE and groups.in_order:
+        return values
     if mode is AggMode.REPLACE:
-        last = np.append(groups.starts[1:], len(groups.order)) - 1
-        return values.take(pa.array(groups.order[last]))
+        return values.take(pa.array(groups.last_rows))
     if mode is AggMode.MERGE_STATE:
         return function.fold(values.take(pa.array(groups.order)), groups.starts)
+    if groups.in_order:
+        return function.accumulate(values, order, groups.starts)
     return function.accumulate_rows(values, order, groups.order, groups.starts)
 
 

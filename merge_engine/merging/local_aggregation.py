@@ -14,6 +14,9 @@ from merge_engine.merging.fold import Update, fold
 from merge_engine.schema.schema import Schema
 
 OPERATION = "__tallybook_operation"
+# Fewer rows cost little either way.
+_MANY_ROWS = 10_000
+_SAMPLED_ROWS = 2048
 # What is folded is not put as it is: only what comes out has to fit a put.
 _UNLIMITED = replace(BucketOptions(), put_max_rows=2**62, put_max_bytes=2**62)
 
@@ -49,6 +52,20 @@ def fold_locally(
     deleted = _table(update, names, np.flatnonzero(update.resets[:, 0]), Operation.DELETE)
     written = _table(update, names, np.flatnonzero(update.touches[:, 0]), Operation.UPSERT)
     return Folded(pa.concat_tables([deleted, written]), names, OPERATION)
+
+
+def is_worth_folding(data: pa.Table, schema: Schema) -> bool:
+    """Tell, from a sample of the keys, whether there are at least about two rows per key."""
+    if data.num_rows < _MANY_ROWS:
+        return False
+    names = [column.name for column in schema.key_columns]
+    if not set(names) <= set(data.column_names):
+        return False
+    step = data.num_rows // _SAMPLED_ROWS
+    sample = data.select(names).take(pa.array(np.arange(0, step * _SAMPLED_ROWS, step)))
+    repeated = _SAMPLED_ROWS - sample.group_by(names, use_threads=False).aggregate([]).num_rows
+    # Of s rows drawn from n keys, about s * s / 2n have a key that came before.
+    return bool(repeated * data.num_rows >= _SAMPLED_ROWS**2)
 
 
 def with_operations(table: pa.Table, name: str | None) -> pa.Table:

@@ -18,27 +18,29 @@ from merge_engine.merging.fold import Update
 
 @dataclass(frozen=True)
 class Merged:
-    """The rows that changed: their keys' positions in the update, rows after, and changes."""
+    """The rows that changed: their keys' positions in the update, the update's columns of the rows
+    after it, and the changes."""
 
     changed: Flags
     after: StoredRows
     changes: Sequence[Change]
 
 
-def merge(update: Update, stored: StoredRows, positions: Sequence[int]) -> Merged:
+def merge(update: Update, stored: StoredRows) -> Merged:
     """Merge an update into the stored rows of its keys; rows that stay the same are left out.
 
-    `positions` says where the update's columns stand among the stored ones. Raises an error that
-    names column and key if a result does not fit.
+    `stored` has the update's columns. Raises an error that names column and key if a result does
+    not fit.
     """
-    touched = stored.touched.copy()
-    states = list(stored.states)
+    touched = np.empty_like(stored.touched)
+    states = []
     changed = np.zeros(len(update), bool)
-    for j, position in enumerate(positions):
-        before_touched, before = stored.touched[:, position], stored.states[position]
+    for j in range(len(update.columns)):
+        before_touched, before = stored.touched[:, j], stored.states[j]
         after_touched = np.where(update.applies[:, j], update.touches[:, j], before_touched)
         after = _merge_column(update, j, before_touched, before)
-        touched[:, position], states[position] = after_touched, after
+        touched[:, j] = after_touched
+        states.append(after)
         both = before_touched & after_touched
         changed |= before_touched != after_touched
         changed |= both & ~same(before, after)
@@ -47,12 +49,12 @@ def merge(update: Update, stored: StoredRows, positions: Sequence[int]) -> Merge
         stored, after_rows = stored.take(changed), after_rows.take(changed)
     changes = [
         Change(
-            stored.touched[:, position],
-            stored.states[position],
-            after_rows.touched[:, position],
-            after_rows.states[position],
+            stored.touched[:, j],
+            stored.states[j],
+            after_rows.touched[:, j],
+            after_rows.states[j],
         )
-        for position in positions
+        for j in range(len(update.columns))
     ]
     return Merged(changed, after_rows, changes)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foundation.errors import CutTooOld
 from foundation.parallel import Mapper, in_turn
 from merge_engine.aggregates.arrays import choose
 from merge_engine.bucket.bucket import Bucket, StoredAt
@@ -44,10 +45,39 @@ def committed_lookup(
 ) -> list[pa.RecordBatch]:
     """Look keys up as they are at the cut, in each bucket; the cut was taken before.
 
-    `found`: as for `finished`. Deposed: another leader has come, and may know more. CutTooOld: the
-    log that it takes is gone.
+    `found`: the name of a last column that says whether there is such a row. Deposed: another
+    leader has come, and may know more. CutTooOld: the log that it takes is gone.
     """
     return mapper(lambda one: _committed(one, columns, found), asked)
+
+
+def settled_lookup(
+    asked: Sequence[Asked],
+    columns: Sequence[Column],
+    mapper: Mapper = in_turn,
+    *,
+    found: str | None = None,
+) -> list[pa.RecordBatch] | None:
+    """Look keys up as they are, if all that these buckets have is in the cut; None if it is not.
+
+    What is in a cut is in all later ones: so the rows are the same as at a cut that is taken now,
+    however old this one is, and nobody has to take it. Deposed: as for `committed_lookup`.
+    """
+    rows = mapper(lambda one: _settled(one, columns, found), asked)
+    settled = [one for one in rows if one is not None]
+    return settled if len(settled) == len(rows) else None
+
+
+def _settled(wanted: Asked, columns: Sequence[Column], found: str | None) -> pa.RecordBatch | None:
+    bucket, cut, key_columns = wanted
+    stored = bucket.stored(key_columns)
+    bucket.confirm()
+    try:
+        if later_headers(bucket, cut, stored.offset):
+            return None
+    except CutTooOld:
+        return None
+    return _shown(stored.history, key_columns, stored.rows, columns, found)
 
 
 def _committed(wanted: Asked, columns: Sequence[Column], found: str | None) -> pa.RecordBatch:
@@ -60,7 +90,21 @@ def _committed(wanted: Asked, columns: Sequence[Column], found: str | None) -> p
     masked = columns if found is None else stored.history.current.value_columns
     for update in _masks(wanted, stored, encoded, masked):
         rows = _masked(rows, stored.history, update, encoded)
-    return finished(stored.history, key_columns, rows, columns, found=found)
+    return _shown(stored.history, key_columns, rows, columns, found)
+
+
+def _shown(
+    history: SchemaHistory,
+    key_columns: Sequence[pa.Array],
+    rows: StoredRows,
+    columns: Sequence[Column],
+    found: str | None,
+) -> pa.RecordBatch:
+    """Return what is asked for of whole rows, as a reader sees it."""
+    there = None if found is None else (found, rows.there)
+    return finished(
+        history, key_columns, rows.only(history.positions(columns)), columns, found=there
+    )
 
 
 def _masks(

@@ -37,9 +37,10 @@ class Isolation(StrEnum):
     @classmethod
     def of(cls, name: str) -> "Isolation":
         """Return the one that a caller named."""
-        if name not in set(cls):
-            raise InvalidInput(f"isolation is 'committed' or 'latest', not {name!r}")
-        return cls(name)
+        try:
+            return cls(name)
+        except ValueError:
+            raise InvalidInput(f"isolation is 'committed' or 'latest', not {name!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

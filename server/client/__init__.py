@@ -1,5 +1,6 @@
 """The client of a cluster: tables, look-ups, scans, puts, over Arrow Flight.
 
+asked_keys        the keys of look-ups: checked for each, and made into arrays for many at a time
 asking            questions to the coordinator, over whichever session the client has by now
 bucket_rows       the rows of one bucket, as a client reads them from the bucket's leader
 changelog         a bucket's changelog, as a client reads it
@@ -7,6 +8,7 @@ cluster           the client of a cluster: finds its tables and servers through 
 connections       connections to tablet servers, one per address, reused by all threads
 leader_calls      calls to many buckets at once: one per server, repeated where leaders moved
 leader_directory  which server leads which bucket: a guess, and ZooKeeper where it was wrong
+lookup_lanes      look-ups of few keys, of all threads of a client, go together
 lookups           look-ups: each server is asked for the keys of its buckets
 outgoing          batches on their way to a server: plain Arrow, in messages of a handy size
 puts              puts of rows that fit into one call per server

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foundation.allocator import keep_freed_memory
 from foundation.errors import ServerUnavailable
 from locks.coordinator import Coordinator
 from locks.encoding.framing import read_text
@@ -70,6 +71,7 @@ class Cluster:
         attempt_s: float = 10.0,
         storage_settings: Mapping[str, Any] | None = None,
     ) -> None:
+        keep_freed_memory()
         self._settings: dict[str, Any] = {
             "storage_settings": storage_settings,
             "server_credentials": server_credentials,

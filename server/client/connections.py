@@ -2,11 +2,12 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyarrow import flight
@@ -28,6 +29,7 @@ _OPTIONS = [
 ]
 Answer = TypeVar("Answer", bound=Message)
 
+CLOSED = "this connection to the cluster was closed; connect again"
 _LIBRARY = "an Arrow Flight client"
 _NEVER_SENT = ("failed to connect", "Connection refused", "DNS resolution failed")
 
@@ -83,14 +85,21 @@ class Connections:
         self._headers = token_headers(credentials.token)
         self._lock = threading.Lock()
         self._clients: dict[str, flight.FlightClient] = {}
+        self._exchanges: WeakSet[Exchange] = WeakSet()
         self._closed = False
         self._process = os.getpid()
         forks.check(_LIBRARY)
         forks.hold(self)
 
-    def inherited(self) -> list[flight.FlightClient]:
+    def inherited(self) -> list[object]:
         """Return what must not be destroyed in a forked child: it would end the process."""
-        return list(self._clients.values())
+        return [*self._clients.values(), *self._exchanges]
+
+    def check_open(self) -> None:
+        """Raise what a call would: UsedAfterFork, or ServerUnavailable if this was closed."""
+        forks.use(_LIBRARY)
+        if self._closed:
+            raise ServerUnavailable(CLOSED)
 
     def call(self, address: str, call: Call[Answer], timeout_s: float) -> Answer:
         """Make a call that is an action, and return its answer."""
@@ -153,6 +162,23 @@ class Connections:
                     return
             yield chunk.data, call.read_message(wire.decode(chunk.app_metadata))
 
+    def exchange(
+        self, address: str, call: Call[Message], schema: pa.Schema, timeout_s: float
+    ) -> "Exchange":
+        """Begin an exchange: batches of this schema go there, and each is answered by another.
+
+        It ends after this time, whatever is under way. Whoever has it closes it.
+        """
+        descriptor = flight.FlightDescriptor.for_command(call.to_body())
+        with self._calling(address) as client:
+            writer, reader = client.do_exchange(descriptor, self._options(timeout_s))
+            exchange = Exchange(
+                lambda error: self._error_of(error, address, client), writer, reader
+            )
+            self._exchanges.add(exchange)
+            writer.begin(schema)
+        return exchange
+
     def close(self) -> None:
         """Close all connections; in a forked child they are the parent's, and none are closed."""
         if forks.is_inherited(self._process):
@@ -160,6 +186,9 @@ class Connections:
         with self._lock:
             self._closed = True
             clients, self._clients = self._clients, {}
+            exchanges = list(self._exchanges)
+        for exchange in exchanges:
+            exchange.cancel()
         for client in clients.values():
             with suppress(flight.FlightError, pa.ArrowException):
                 client.close()
@@ -170,21 +199,25 @@ class Connections:
         client = self._client(address)
         try:
             yield client
-        except flight.FlightError as exc:
-            error = wire.from_flight_error(exc)
-            if error is not None:
-                raise error from None
-            self._drop(address, client)
-            raise _tls_refusal(address, exc) or Broken(address, exc) from exc
-        except (pa.ArrowException, OSError) as exc:  # The stream broke off in Arrow's own hands.
-            self._drop(address, client)
-            raise Broken(address, flight.FlightError(str(exc))) from exc
+        except (flight.FlightError, pa.ArrowException, OSError) as exc:
+            raise self._error_of(exc, address, client) from exc
+
+    def _error_of(self, error: Exception, address: str, client: flight.FlightClient) -> Exception:
+        """Return the server's error as ours; the network's is Broken: its connection is dropped."""
+        if isinstance(error, flight.FlightError):
+            told = wire.from_flight_error(error)
+            if told is not None:
+                return told
+        else:  # The stream broke off in Arrow's own hands.
+            error = flight.FlightError(str(error))
+        self._drop(address, client)
+        return _tls_refusal(address, error) or Broken(address, error)
 
     def _client(self, address: str) -> flight.FlightClient:
         forks.use(_LIBRARY)
         with self._lock:
             if self._closed:
-                raise ServerUnavailable("this connection to the cluster was closed; connect again")
+                raise ServerUnavailable(CLOSED)
             client = self._clients.get(address)
             if client is None:
                 client = self._clients[address] = self._connect(address)
@@ -207,3 +240,47 @@ class Connections:
 
     def _options(self, timeout_s: float) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=max(timeout_s, 0.001), headers=self._headers)
+
+
+class Exchange:
+    """Batches to a server, and its answers, over one call of Flight. For one thread at a time."""
+
+    def __init__(
+        self, error_of: Callable[[Exception], Exception], writer: Any, reader: Any
+    ) -> None:
+        """`error_of`: what an error of Flight is to our callers."""
+        self._error_of = error_of
+        self._writer = writer
+        self._reader = reader
+
+    def send(self, batch: pa.RecordBatch, metadata: bytes) -> None:
+        """Send a batch; its answer is received later, so that others can be sent meanwhile."""
+        try:
+            self._writer.write_with_metadata(batch, metadata)
+        except (flight.FlightError, pa.ArrowException, OSError) as exc:
+            raise self._error_of(exc) from exc
+
+    def receive(self) -> pa.RecordBatch:
+        """Return the next answer."""
+        try:
+            return self._reader.read_chunk().data
+        except StopIteration:
+            ended = flight.FlightError("it ended an exchange without an answer")
+            raise self._error_of(ended) from None
+        except (flight.FlightError, pa.ArrowException, OSError) as exc:
+            raise self._error_of(exc) from exc
+
+    def cancel(self) -> None:
+        """End it at once, also while another thread waits for an answer, which gets an error."""
+        with suppress(flight.FlightError, pa.ArrowException):
+            self._reader.cancel()
+
+    def close(self) -> None:
+        """End it; what is under way is of no interest any more."""
+        self.cancel()
+        # Arrow would say on the standard error that it was not.
+        with suppress(flight.FlightError, pa.ArrowException):
+            self._writer.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -20,6 +20,7 @@ from foundation.ids import LeadKey
 from locks.coordinator import Coordinator
 from server.client.connections import Broken, Connections
 from server.client.leader_directory import LeaderDirectory
+from server.client.lookup_lanes import LookupLanes
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class LeaderCalls:
     ) -> None:
         self.connections = connections
         self.directory = LeaderDirectory(coordinator)
+        self.lanes = LookupLanes(connections, lambda: self.directory, attempt_s=attempt_s)
         self._deadline_s = deadline_s
         self._attempt_s = attempt_s
         self._pool = ThreadPoolExecutor(16, thread_name_prefix="tallybook-client")
@@ -181,6 +183,7 @@ class LeaderCalls:
 
     def close(self) -> None:
         """End the threads and the connections."""
+        self.lanes.close()
         self._pool.shutdown()
         self.connections.close()
 

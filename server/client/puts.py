@@ -8,7 +8,9 @@ import pyarrow as pa
 
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.results import BucketResult, PutResult
+from merge_engine.bucket.segment import AggMode
 from merge_engine.merging.batch import known_mode, read_keys
+from merge_engine.merging.local_aggregation import fold_locally, is_worth_folding
 from merge_engine.merging.routing import Route, route
 from merge_engine.schema.schema import Schema
 from recovery.writer.access import Answers, GrantedRows
@@ -24,13 +26,13 @@ class _Routed(NamedTuple):
     """Rows by bucket, as they are sent."""
 
     schema: pa.Schema
-    rows: int
     batches: Mapping[BucketId, Sequence[pa.RecordBatch]]
 
 
 def put_unlocked(caller: TableCaller, rows: Rows, owner: str, token: Token | None) -> PutResult:
     """Put rows into a table without column locks; a leader that moved is waited for."""
     schema = rows.schema or caller.schema
+    rows, count = _read(rows, schema)
     routed = _route(caller, rows, schema, caller.find_or_create)
     call = replace(
         _to_call(caller, rows, schema, owner),
@@ -39,7 +41,7 @@ def put_unlocked(caller: TableCaller, rows: Rows, owner: str, token: Token | Non
         holds_end=token is None,  # It cannot be sent again.
     )
     answers = _send(caller, call, routed, patient=True)
-    return PutResult(rows=routed.rows, buckets=answers.results)
+    return PutResult(rows=count, buckets=answers.results)
 
 
 def put_granted(
@@ -51,6 +53,7 @@ def put_granted(
     """
     grant, rows = granted.grant, granted.rows
     schema = rows.schema or caller.schema
+    rows, _ = _read(rows, schema)
     routed = _route(caller, rows, schema, lambda target: caller.find_fenced(target, grant))
     call = replace(
         _to_call(caller, rows, schema, grant.owner),
@@ -62,19 +65,44 @@ def put_granted(
     return _send(caller, call, routed, patient=False)
 
 
+def _read(rows: Rows, schema: Schema) -> tuple[Rows, int]:
+    """Return the rows in one table, and how many were given.
+
+    Where keys come several times they are folded here: it is done once, not in every bucket, and
+    what is routed, sent and read again is less.
+    """
+    pieces = list(rows.pieces(schema))
+    if not pieces:
+        return rows, 0
+    data = as_one_table(pa.concat_tables(pieces))
+    if rows.mode is not AggMode.ACCUMULATE or not is_worth_folding(data, schema):
+        return replace(rows, data=data), data.num_rows
+    folded = fold_locally(
+        data, schema, columns=rows.columns, operation_column=rows.operation_column
+    )
+    states = Rows(
+        data=folded.data,
+        columns=folded.columns,
+        mode=AggMode.MERGE_STATE,
+        operation_column=folded.operation_column,
+        schema=rows.schema,
+    )
+    return states, data.num_rows
+
+
 def _route(
     caller: TableCaller, rows: Rows, schema: Schema, find: Callable[[Route], BucketId]
 ) -> _Routed:
     pieces = list(rows.pieces(schema))
     if not pieces:
-        return _Routed(pa.schema([]), 0, {})
+        return _Routed(pa.schema([]), {})
     if schema.partition_by:  # One may have been dropped and made anew, under another id.
         caller.read_partitions()
-    arrow = as_one_table(pa.concat_tables(pieces))
+    [arrow] = pieces
     routes = route(schema, read_keys(arrow, schema), caller.table.buckets)
     whole = len(routes) == 1
     batches = {find(target): to_messages(arrow, target, whole=whole) for target in routes}
-    return _Routed(arrow.schema, arrow.num_rows, batches)
+    return _Routed(arrow.schema, batches)
 
 
 def _to_call(caller: TableCaller, rows: Rows, schema: Schema, owner: str) -> Put:

@@ -1,5 +1,6 @@
 """A table of a cluster, with the calls of the embedded one; its buckets are on tablet servers."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +29,7 @@ from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from server.client.asking import Result, ask
 from server.client.changelog import Changelog, bucket_changes, earliest_cut, log_ends
-from server.client.lookups import look_up
+from server.client.lookups import look_up, look_up_async, look_up_now
 from server.client.puts import put_unlocked
 from server.client.scan_sources import LogRows, live_rows, log_schema, row_schema, snapshot_rows
 from server.client.snapshot_lease import (
@@ -186,10 +187,30 @@ class RemoteTable(DerivedCalls, Standing):
         keys at one cut, so that no batch is seen in part. `at`: at this cut.
         """
         shown = Isolation.of(isolation)
+        if at is None:
+            return look_up_now(self.caller, keys, columns, shown)
         with within(self.caller.calls.deadline_s):
-            # Each bucket is looked up once: where its log ends need not be known before.
-            cut = self._stand(shown, at, self.caller.cut)
-            return look_up(self.caller, keys, columns, cut)
+            return look_up(self.caller, keys, columns, self._check_cut(Cut.of(at)))
+
+    async def lookup_async(
+        self,
+        keys: Data,
+        columns: Sequence[str] | None = None,
+        *,
+        isolation: str = Isolation.LATEST,
+        at: Cut | str | None = None,
+    ) -> pa.Table:
+        """Look up without waiting, for programs that run an event loop; else as `lookup`.
+
+        Any number may be under way at a time: they go to the servers together. No thread waits for
+        one alone, unless it is one of many keys or at a cut, or a leader has to be looked for.
+        """
+        shown = Isolation.of(isolation)
+        if at is None:
+            return await look_up_async(self.caller, keys, columns, shown)
+        pool = self.caller.calls.lanes.pool
+        look_up_at = partial(self.lookup, keys, columns, isolation=isolation, at=at)
+        return await asyncio.get_running_loop().run_in_executor(pool, look_up_at)
 
     def _check_cut(self, cut: Cut) -> Cut:
         return self.definition.check_cut(cut)

@@ -1,10 +1,12 @@
 """The calls that read: look-ups, what is known of logs, and the streams of scans and changelogs.
 
-A look-up is an action that has batches with it. A stream is a ticket that names it; each of its
-batches comes with a message.
+A look-up is an action that has batches with it, or a message of an exchange (`LookupStream`): for
+whoever looks up again and again, a message costs less than half of what a call does. A stream is a
+ticket that names it; each of its batches comes with a message.
 """
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Annotated, Any, Self, TypeVar, cast
@@ -119,6 +121,67 @@ class Lookup(BucketsCall[LookupAnswer]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LookupStream(TableCall[Nothing]):
+    """Begin an exchange of look-ups that all ask for these columns, by id.
+
+    A message is a batch of keys, bucket after bucket, and says how many each has (`write_shares`);
+    its answer has them and their values, in this order. What goes wrong ends the exchange.
+    Committed rows stand where the server takes a cut, one for all keys of a message.
+    """
+
+    name = "lookups"
+    answer = Nothing
+    columns: Annotated[tuple[int, ...], NUMBERS]
+    isolation: Annotated[Isolation, _ISOLATION]
+
+    def to_fields(self) -> dict[str, Any]:
+        return {"call": self.name, **super().to_fields()}
+
+    @classmethod
+    def from_fields(cls, received: Fields) -> Self:
+        if stream_name(received) != cls.name:
+            raise BadRequest(f"there is no exchange {stream_name(received)!r}")
+        return super().from_fields(received)
+
+    def lookup(self, keys: pa.RecordBatch, shares: bytes) -> Lookup:
+        """Return what a message asks for; BadRequest if that does not add up."""
+        wanted: dict[BucketId, pa.RecordBatch] = {}
+        at, found = 0, read_shares(shares)
+        asked = sum(rows for _, rows in found)
+        if asked != keys.num_rows or len(dict(found)) != len(found):
+            raise BadRequest(f"a look-up of {keys.num_rows} keys whose buckets do not add up")
+        for bucket, rows in found:
+            wanted[bucket] = keys.slice(at, rows)
+            at += rows
+        return Lookup(
+            table_id=self.table_id,
+            schema_version=self.schema_version,
+            buckets=tuple(wanted),
+            columns=self.columns,
+            isolation=self.isolation,
+            keys=wanted,
+        )
+
+
+_SHARE = struct.Struct("<qqq")
+
+
+def write_shares(shares: Iterable[tuple[BucketId, int]]) -> bytes:
+    """Return how many keys each bucket has: partition, number and count, of 64 bits each."""
+    return b"".join(_SHARE.pack(*bucket, rows) for bucket, rows in shares)
+
+
+def read_shares(data: bytes) -> list[tuple[BucketId, int]]:
+    """Return the reverse of `write_shares`; BadRequest for anything else."""
+    if not data or len(data) % _SHARE.size:
+        raise BadRequest(f"a look-up that names its buckets in {len(data)} bytes")
+    found = [(BucketId(*row[:2]), row[2]) for row in _SHARE.iter_unpack(data)]
+    if min(rows for _, rows in found) < 1:
+        raise BadRequest("a look-up of no keys in a bucket")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogEndsAnswer(BucketsAnswer[int]):
     """Where the logs end, where they start, and about how many rows the buckets have."""
 
@@ -217,7 +280,7 @@ class StreamCall(TableCall[Told_co]):
 
 
 def stream_name(received: Fields) -> str:
-    """Return which stream a ticket asks for."""
+    """Return which stream a ticket asks for, or which exchange a command."""
     return received.get("call", str)
 
 

@@ -15,7 +15,12 @@ from server.protocol.wire import to_flight_error
 logger = logging.getLogger(__name__)
 
 _HEADER = "authorization"
-_CALLS = (flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_GET, flight.FlightMethod.DO_ACTION)
+_CALLS = (
+    flight.FlightMethod.DO_PUT,
+    flight.FlightMethod.DO_GET,
+    flight.FlightMethod.DO_ACTION,
+    flight.FlightMethod.DO_EXCHANGE,
+)
 
 
 class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]

@@ -5,7 +5,8 @@ A request is a JSON object: the command of a Flight descriptor, a ticket, or the
 Where batches go with it, in look-ups, both are framed: the length of the JSON (u32, little-endian),
 the JSON, and an Arrow IPC stream. A put is a Flight stream: batches, each with the number of its
 bucket in the request as metadata, and then a message without a batch, with row count and checksum.
-Changelogs and scans are streams, too: `reads.py` says what goes with a batch.
+Changelogs and scans are streams, too, and exchanges of look-ups: `reads.py` says what goes with a
+batch.
 An error is a Flight error whose `extra_info` names its class.
 """
 

@@ -4,15 +4,17 @@ complaints        what is wrong with this server, said once: when it begins, goe
 config            how a tablet server is set up
 hosting           the buckets that a server leads, open and recovered
 janitor           the files of tables and partitions that were dropped
+kept_cuts         cuts that a server takes by itself, and the last one of each table
 large_puts        the calls of a tablet server that take large puts
 leadership        a server's leads: takes those that should be its, hands over those that should not
 limits            how much a server takes on at a time
 log_store         whether the log store can be used, tried before a server joins
+looking_up        the calls of a tablet server that look up
 maintenance       what a server does by itself: snapshots, the cleaning of logs, what was dropped
 metrics           counters of a server, for its status and for Prometheus
 metrics_endpoint  Prometheus' text format over HTTP: GET /metrics
 open_zookeeper    whether ZooKeeper is open to strangers
-reading           the calls of a tablet server that read: look-ups, changelogs, log ends
+reading           the calls of a tablet server that read: changelogs, changes, log ends
 requests          what all calls of a tablet server say: for which buckets, and under which schema
 scanners          scanner sessions: pinned rows, for as long as somebody reads them
 scanning          the calls of a tablet server that scan: rows of a bucket as one Flight stream

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from foundation.allocator import keep_freed_memory
 from foundation.errors import LogGap, NotLeader, TallybookError
 from foundation.ids import LeadKey
 from merge_engine.bucket.bucket import Bucket
@@ -51,7 +52,9 @@ class Hosting:
         self._logs = logs
         self._views = views
         self._options = options
+        keep_freed_memory()
         self._cache = options.to_cache()
+        self.memory = options.to_memory()
         self._lock = threading.Lock()
         self._tables: dict[int, ClusterTable] = {}
         self._buckets: dict[LeadKey, LedBucket] = {}
@@ -166,6 +169,7 @@ class Hosting:
             identity=path,
             options=self._options,
             cache=self._cache,
+            memory=self.memory,
             clock_ms=self._clock_ms,
             read_schemas=None if read_table is None else lambda: read_table().history,
         )

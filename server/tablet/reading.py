@@ -1,16 +1,11 @@
-"""The calls of a tablet server that read: look-ups, changelogs, what is known of logs."""
+"""The calls of a tablet server that read: changelogs, changes, what is known of logs."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import BatchTooLarge
-from foundation.parallel import Item, Result, map_all
-from merge_engine.merging.batch import read_keys
-from merge_engine.schema.state_columns import state_column
+from foundation.parallel import Mapper
 from recovery.leader.led_bucket import LedBucket
 from recovery.reader.changes import (
     BucketChanges,
@@ -18,75 +13,29 @@ from recovery.reader.changes import (
     open_changes,
     open_changes_between,
 )
-from recovery.reader.committed_lookup import Asked, committed_lookup
 from recovery.reader.cut_between import Piece, pieces_of
 from recovery.reader.isolation import Isolation
 from server.protocol.reads import (
-    FOUND,
     ChangedPieces,
     ChangedPiecesAnswer,
     ChangelogBatch,
     LogEnds,
     LogEndsAnswer,
-    Lookup,
-    LookupAnswer,
     ReadChangelog,
     ReadChanges,
 )
-from server.tablet.metrics import Metrics
-from server.tablet.requests import Requests, columns_of, schema_of
+from server.tablet.requests import Requests
 
 
 class Reading:
     """Answers readers of the buckets that are hosted here. Safe for threads."""
 
-    def __init__(self, requests: Requests, metrics: Metrics, *, lookup_max_keys: int) -> None:
+    def __init__(self, requests: Requests, mapper: Mapper) -> None:
+        """`mapper`: works on several buckets at a time."""
         self._requests = requests
         self._hosting = requests.hosting
         self._session = requests.session
-        self._metrics = metrics
-        self._lookup_max_keys = lookup_max_keys
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="tallybook-read")
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown()
-
-    def lookup(self, call: Lookup) -> LookupAnswer:
-        """Return the values of the keys."""
-        table = self._requests.table(call)
-        keys = self._requests.keys(table, call.buckets)
-        asked = sum(batch.num_rows for batch in call.keys.values())
-        if asked > self._lookup_max_keys:
-            raise BatchTooLarge(
-                f"a look-up of {asked:,} keys; the limit is {self._lookup_max_keys:,} "
-                "(--lookup-max-keys): split it"
-            )
-        schema = schema_of(call, table)
-        columns = columns_of(schema, table, call.columns)
-        columns += map(state_column, columns_of(schema, table, call.states))
-        self._session.check()
-        cut = self._requests.cut(call, table)
-        of_buckets = [
-            (self._hosting.get(key).bucket, key.bucket, read_keys(batch, schema))
-            for key, batch in zip(keys, call.keys.values(), strict=True)
-        ]
-        flag = FOUND if call.found else None
-        if cut is not None:
-            asked_at = [Asked(bucket, cut.at(key), wanted) for bucket, key, wanted in of_buckets]
-            found = committed_lookup(asked_at, columns, self._map, found=flag)
-        else:
-            found = self._map(
-                lambda one: one[0].lookup_keys(one[2], columns, found=flag), of_buckets
-            )
-            self._session.check()  # Again: this process may have been paused in between.
-        self._metrics.count("keys_looked_up", asked, table=table.name)
-        # By place, not by name: a state may be called like a column.
-        width = len(schema.key_columns)
-        return LookupAnswer.of([batch.select(range(width, batch.num_columns)) for batch in found])
-
-    def _map(self, call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
-        return map_all(self._pool, call, items)
+        self._map = mapper
 
     def changelog(self, call: ReadChangelog) -> tuple[pa.Schema, Iterator[Any]]:
         """Return batches of change records, each with where to go on as metadata."""

@@ -14,6 +14,7 @@ from server.protocol.calls import BucketsCall, TableCall
 from server.protocol.definitions import ClusterTable
 from server.protocol.reads import Lookup, Scan
 from server.tablet.hosting import Hosting
+from server.tablet.kept_cuts import KeptCuts
 
 
 class Session(Protocol):
@@ -46,6 +47,9 @@ class Requests:
     def __init__(self, hosting: Hosting, session: Session) -> None:
         self.hosting = hosting
         self.session = session
+        self.cuts = KeptCuts(
+            lambda table: session.coordinator.locks.read(table.table)  # Over the session of then.
+        )
 
     def table(self, call: TableCall[Any]) -> ClusterTable:
         """Return the table, under a schema at least as new as the caller's."""
@@ -74,9 +78,7 @@ class Requests:
             return None
         if call.cut is not None:
             return table.check_cut(call.cut)
-        if not table.locked:
-            return Cut(table=table.uid, epoch=None, time_ms=0)
-        return Cut.of_locks(table.uid, self.session.coordinator.locks.read(table.table))
+        return self.cuts.take(table)
 
     def records_of(self, table: ClusterTable) -> Callable[[], Any]:
         if not table.locked:

@@ -2,6 +2,7 @@
 
 do_put      Put, PutChunk: a stream of batches for buckets of this server
 do_get      the streams: ReadChangelog, ReadChanges, Scan
+do_exchange LookupStream: look-ups, one after the other
 do_action   all other calls of `server.protocol`, by their names
 """
 
@@ -10,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -27,7 +29,7 @@ from foundation.errors import (
     TallybookError,
 )
 from foundation.ids import LeadKey
-from foundation.parallel import Item, Result, map_all
+from foundation.parallel import Item, Mapper, Result, map_all
 from recovery.leader.led_bucket import LedBucket, LedUpdate, put_led
 from server.protocol import wire
 from server.protocol.calls import Call, Nothing, Ping
@@ -48,6 +50,7 @@ from server.protocol.reads import (
     CloseScanners,
     LogEnds,
     Lookup,
+    LookupStream,
     ReadChangelog,
     ReadChanges,
     Scan,
@@ -58,6 +61,7 @@ from server.protocol.writers import EndRecovery, EndsAnswer, Fence, FenceAnswer,
 from server.tablet.complaints import Complaints
 from server.tablet.large_puts import LargePuts, read_update
 from server.tablet.limits import Admission, Load
+from server.tablet.looking_up import LookingUp
 from server.tablet.metrics import Metrics
 from server.tablet.reading import Reading
 from server.tablet.requests import Requests, schema_of
@@ -104,7 +108,12 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         workers = os.cpu_count() or 1
         # A put holds its buckets while it runs on its own threads: see OpenBuckets.
         self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
-        self._reading = Reading(self._requests, metrics, lookup_max_keys=lookup_max_keys)
+        self._read_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-read")
+        mapper: Mapper = partial(map_all, self._read_pool)
+        self._reading = Reading(requests, mapper)
+        self._looking_up = LookingUp(
+            requests, admission, metrics, mapper, lookup_max_keys=lookup_max_keys
+        )
         scanning = Scanning(self._requests, scanners, metrics, staging.scratch)
         self._large = LargePuts(requests, staging, admission, metrics)
         self._undos = Undos(requests, undo_s=undo_s)
@@ -113,7 +122,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             Advance: self._large.advance,
             ForgetPut: self._large.forget,
             PutProgress: self._large.progress,
-            Lookup: self._reading.lookup,
+            Lookup: self._looking_up.lookup,
             Fence: self._fence,
             Undo: self._undos.undo,
             EndRecovery: self._end_recovery,
@@ -179,12 +188,43 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             schema, batches = stream(kind.from_fields(fields))
         return flight.GeneratorStream(schema, self._streaming(name, context, batches))
 
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Answer look-ups, one after the other, until the caller ends it or one goes wrong."""
+        with self._answering("lookups", context):
+            call = LookupStream.from_fields(wire.decode(descriptor.command or b""))
+            exchange = self._looking_up.begin(call)
+            writer.begin(exchange.schema)
+        chunks = _chunks(reader)
+        while True:
+            with self._refusing("lookups", context):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            with self._answering("lookup", context):
+                answer = exchange.answer(chunk)
+            try:
+                writer.write_batch(answer)
+            except (OSError, pa.ArrowException):
+                logger.info("%s did not wait for the answer to its look-up", context.peer())
+                return
+
     @contextmanager
     def _answering(self, call: str, context: flight.ServerCallContext) -> Iterator[None]:
         """Count and time a call, and turn its errors into Flight's."""
+        with self._refusing(call, context), self._metrics.timed("call", call=call):
+            yield
+
+    @contextmanager
+    def _refusing(self, call: str, context: flight.ServerCallContext) -> Iterator[None]:
+        """Count the errors of a call, and turn them into Flight's."""
         try:
-            with self._metrics.timed("call", call=call):
-                yield
+            yield
         except TallybookError as exc:
             error = exc
             if isinstance(exc, Deposed | Closed):
@@ -228,7 +268,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         self._put_pool.shutdown()
         self._large.shutdown()
         self._undos.shutdown()
-        self._reading.close()
+        self._read_pool.shutdown()
 
     # --- Writing --------------------------------------------------------------------------------
 

@@ -280,6 +280,7 @@ class TabletServer:
         self._metrics.gauge("spooled_puts", lambda: {(): len(self._staging)})
         self._metrics.gauge("spooled_bytes", lambda: {(): self._staging.scratch.used_bytes})
         self._metrics.gauge("scanners_reaped", lambda: {(): self._scanners.reaped})
+        self._metrics.gauge("working_set_bytes", lambda: {(): self._hosting.memory.used_bytes})
         self._metrics.gauge("log_end_offset", self._end_offsets)
         self._metrics.gauge("owner_epoch", self._owner_epochs)
         try:

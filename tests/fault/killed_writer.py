@@ -36,7 +36,12 @@ OWNERS: dict[str, tuple[str, ...]] = {
 }
 # Small enough that RocksDB is written to, and writes to disk, every few operations.
 OPTIONS = BucketOptions(
-    behind_max_bytes=4000, behind_max_offsets=20, undo_max_bytes=3000, write_buffer_bytes=1 << 16
+    working_set_bytes=60_000,
+    behind_max_bytes=4000,
+    behind_max_offsets=20,
+    behind_few_rows=5,
+    undo_max_bytes=3000,
+    write_buffer_bytes=1 << 16,
 )
 
 Offsets = dict[str, dict[str, int]]

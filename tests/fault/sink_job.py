@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 from sink.aggregate_sink import AggregateSink
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 
 
 def main(settings: dict[str, Any]) -> None:
     """Run the query on its checkpoint until the source has nothing more."""
-    with quiet_spark("local[2,3]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark:
+    with quiet_spark("local[2,3]") as spark:
         print("started", flush=True)
         sink = AggregateSink(
             settings["address"], settings["table"], columns=settings["columns"], **settings["sink"]

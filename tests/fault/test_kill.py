@@ -61,6 +61,7 @@ LATEST_VISIT = {
     "storage.written": 30,
     "undo.planned": 8,
     "view.before_write": 12,
+    "view.file_made": 4,
     "view.written": 12,
 }
 

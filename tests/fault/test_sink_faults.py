@@ -34,7 +34,7 @@ from tests.fault.test_sink_kill import (
     SEED,
 )
 from tests.support.sinks import Killed, Sinks, sinks_of, stored
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
@@ -61,7 +61,7 @@ def routes_of(place: str) -> list[str]:
 @pytest.fixture(scope="module")
 def module_sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
     with (
-        quiet_spark("local[2,3]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        quiet_spark("local[2,3]") as spark,
         local_cluster(tmp_path_factory.mktemp("cluster")) as local,
         sinks_of(local, spark) as sinks,
     ):

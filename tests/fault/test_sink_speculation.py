@@ -28,9 +28,10 @@ from server.launch.local_cluster import LocalCluster
 from tests.conftest import SUMS
 from tests.fault.cluster_load import REPOSITORY, local_cluster
 from tests.fault.speculating_job import Wait, command
+from tests.support.java_classes import FASTER
 from tests.support.processes import is_running
 from tests.support.sinks import parquet_rows, stored, write_file
-from tests.support.spark_session import SHORT_LIVED, needs_java
+from tests.support.spark_session import needs_java
 from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
@@ -56,10 +57,8 @@ SPECULATING = {
 }
 SMALL = {
     "spark.cores.max": str(len(HOSTS)),
-    "spark.driver.defaultJavaOptions": SHORT_LIVED,
     "spark.eventLog.compress": "false",
     "spark.eventLog.enabled": "true",
-    "spark.executor.defaultJavaOptions": SHORT_LIVED,
     "spark.executor.memory": "512m",
     "spark.executorEnv.PYTHONPATH": str(REPOSITORY),
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -149,7 +148,7 @@ def daemon(
     }
     command = [
         *("env", "-u", ENVIRONMENT_VARIABLE, *(f"{key}={at}" for key, at in environment.items())),
-        *(java, "-Xmx192m", *SHORT_LIVED.split(), "-cp", f"{spark_home()}/jars/*"),
+        *(java, "-Xmx192m", *FASTER.split(), "-cp", f"{spark_home()}/jars/*"),
         *(f"org.apache.spark.deploy.{name}", "--host", host, "--port", "0", "--webui-port", "0"),
         *arguments,
     ]

@@ -24,7 +24,7 @@ from sink.worker_connections import disconnect
 from tests.fault.cluster_load import LONGER, REPOSITORY, client_of, local_cluster, noted
 from tests.fault.lake_checks import left_over
 from tests.fault.tiering_scene import JOB_S, SEED, WAYS, Running, Scene, Way
-from tests.support.spark_session import SHORT_LIVED, needs_java, quiet_spark
+from tests.support.spark_session import needs_java, quiet_spark
 from tests.support.zookeeper_server import wait_until
 
 # Where a job can be killed, and with which visit, by what it does. Two buckets are written; a
@@ -102,7 +102,7 @@ IN_A_TASK = "tier.files_written:1:pause"
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with quiet_spark("local[2]", spark_driver_defaultJavaOptions=SHORT_LIVED) as session:
+    with quiet_spark("local[2]") as session:
         yield session
 
 
@@ -185,7 +185,6 @@ def test_a_command_that_is_told_to_end_in_a_round_ends_and_changes_nothing(
     steps = scene.steps()
     words = ["tier", scene.table.name, "--to", str(scene.path), "--master", "local[2]"]
     environment = {**os.environ, ENVIRONMENT_VARIABLE: IN_A_TASK, "PYTHONPATH": str(REPOSITORY)}
-    environment["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
     with (
         (tmp_path / "command.log").open("wb") as log,
         subprocess.Popen(

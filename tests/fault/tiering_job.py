@@ -20,7 +20,7 @@ from sink.tiering.job import TieringJob
 from sink.tiering.options import TieringOptions
 from sink.tiering.running import _run
 from sink.tiering.tasks import FilesDone, LakeTask, total
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 
 
 class NoSpark:
@@ -74,7 +74,7 @@ def eager_compaction() -> Iterator[None]:
 def main(settings: dict[str, Any]) -> None:
     """Run the job."""
     if settings.pop("spark", False):
-        starting: Any = quiet_spark("local[2]", spark_driver_defaultJavaOptions=SHORT_LIVED)
+        starting: Any = quiet_spark("local[2]")
     else:
         starting = tasks_in_this_process()
     address = settings.pop("address")

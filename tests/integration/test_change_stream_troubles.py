@@ -433,7 +433,7 @@ def test_a_lease_has_partitions_that_appear_later(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = scene.table(DAYS, buckets=2)
-    lease = RollingLease(table, "mine", 2_000)
+    lease = RollingLease(table, "mine", 60_000)
     try:
         assert leases(scene, table) == [], "there is nothing to hold yet"
         lease._renew()

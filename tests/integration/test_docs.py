@@ -26,7 +26,7 @@ from tests.support.documented import (
     page,
     values_in,
 )
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 
 # What has the form of an option, and is one of another program.
 _FOREIGN = {"--preload"}
@@ -44,7 +44,7 @@ def world(
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    with quiet_spark("local[2]", spark_driver_defaultJavaOptions=SHORT_LIVED) as session:
+    with quiet_spark("local[2]") as session:
         yield session
 
 

@@ -32,8 +32,6 @@ pytestmark = pytest.mark.spark
 BUCKETS = 4
 KEYS = 60
 OPTIONS = ("--session-timeout", "2")
-# The JVMs live for a minute: what they would gain by compiling well is less than what it costs.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextmanager
@@ -53,11 +51,7 @@ def cluster_session(directory: Path, *, executors: int) -> Iterator[Any]:
             (home / path.name).symlink_to(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(home))
-        with quiet_spark(
-            f"local-cluster[{executors},1,1024]",
-            spark_driver_defaultJavaOptions=SHORT_LIVED,
-            spark_executor_defaultJavaOptions=SHORT_LIVED,
-        ) as session:
+        with quiet_spark(f"local-cluster[{executors},1,1024]") as session:
             application = session.sparkContext.applicationId
             yield session
     # There if tests before these have started the JVM: it knows the real home only.

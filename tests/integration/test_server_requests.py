@@ -30,6 +30,7 @@ from foundation.errors import (
     UnknownTable,
     WrongType,
 )
+from foundation.ids import BucketId
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.undo import UndoRange
 from merge_engine.merging.hashing import bucket_of
@@ -39,7 +40,7 @@ from server.client.remote_table import RemoteTable
 from server.protocol import wire
 from server.protocol.calls import BucketsCall
 from server.protocol.puts import PutAnswer
-from server.protocol.reads import LogEnds
+from server.protocol.reads import LogEnds, write_shares
 from server.protocol.writers import EndRecovery, Fence, Seal, Undo, UndoStep
 from server.tablet.limits import Limits
 from server.tablet.tablet_server import TabletServer
@@ -137,6 +138,9 @@ def test_what_the_bad_requests_are_made_of_is_good(scene: Scene) -> None:
     [found] = wire.read_answer(stranger.look_up(MINE), pa.schema([("a", pa.int64())]))
     assert found.num_rows == len(MINE)
     assert stranger.get(wire.encode(stranger.changelog_fields())).num_rows > 0
+    command = wire.encode(stranger.exchange_fields())
+    for found in stranger.exchange(command, [KEYS_OF_MINE, KEYS_OF_MINE]):
+        assert found.column("k").to_pylist() == MINE[:1]
 
 
 # --- Puts -------------------------------------------------------------------------------------
@@ -337,6 +341,19 @@ def _lying(length: int) -> Call:
     )
 
 
+MY_SHARE = write_shares([(BucketId(0, 0), 1)])
+KEYS_OF_MINE = (_keys(MINE[0]), MY_SHARE)
+
+
+def _exchange(**changes: Any) -> Call:
+    return lambda to: to.exchange(wire.encode(to.exchange_fields(**changes)), [KEYS_OF_MINE])
+
+
+def _message(batch: pa.RecordBatch | None, shares: bytes) -> Call:
+    schema = KEYS if batch is None else batch.schema
+    return lambda to: to.exchange(wire.encode(to.exchange_fields()), [(batch, shares)], schema)
+
+
 BAD_CALLS: dict[str, tuple[Call, type[Exception], str]] = {
     "an unknown action": (lambda to: to.action("drop", b""), BadRequest, "no action 'drop'"),
     "an action without end": (lambda to: to.action("x" * 99_999, b""), BadRequest, "no action"),
@@ -383,6 +400,42 @@ BAD_CALLS: dict[str, tuple[Call, type[Exception], str]] = {
     "a bucket too high": (lambda to: to.look_up([1], buckets=[[0, 2]]), BadRequest, "is none of"),
     "a bucket of three": (lambda to: to.look_up([1], buckets=[[0, 0, 0]]), BadRequest, "2 whole"),
     "buckets that are one": (lambda to: to.look_up([1], buckets=0), BadRequest, "a list as"),
+    "an exchange of nothing": (lambda to: to.exchange(b"", [KEYS_OF_MINE]), BadRequest, "not JSON"),
+    "another exchange": (_exchange(call="dance"), BadRequest, "no exchange 'dance'"),
+    "an exchange of a changelog": (
+        lambda to: to.exchange(wire.encode(to.changelog_fields()), [KEYS_OF_MINE]),
+        BadRequest,
+        "no exchange 'changelog'",
+    ),
+    "an exchange of no table": (_exchange(table=99), NotLeader, "id 99"),
+    "an exchange of no column": (_exchange(columns=[99]), UnknownColumn, "id 99"),
+    "an exchange without keys": (_message(None, MY_SHARE), BadRequest, "without keys"),
+    "an exchange without buckets": (_message(_keys(1), b""), BadRequest, "in 0 bytes"),
+    "an exchange that does not add up": (
+        _message(_keys(1, 2), write_shares([(BucketId(0, 0), 3)])),
+        BadRequest,
+        "do not add up",
+    ),
+    "an exchange with no such bucket": (
+        _message(_keys(1), write_shares([(BucketId(0, 2), 1)])),
+        BadRequest,
+        "is none of",
+    ),
+    "an exchange of too many keys": (
+        _message(_keys(*range(101)), write_shares([(BucketId(0, 0), 101)])),
+        BatchTooLarge,
+        "--lookup-max-keys",
+    ),
+    "an exchange of other keys": (
+        _message(pa.record_batch({"k": ["x"]}), MY_SHARE),
+        WrongType,
+        "column 'k' is",
+    ),
+    "an exchange of dictionaries": (
+        _message(pa.record_batch({"k": pa.array([1]).dictionary_encode()}), MY_SHARE),
+        BadRequest,
+        "dictionaries",
+    ),
     "a changelog of nothing": (lambda to: to.get(b""), BadRequest, "not JSON"),
     "a changelog of garbage": (lambda to: to.get(b"\x80" * 99), BadRequest, "not JSON"),
     "a changelog of no bucket": (_changelog(buckets=[]), BadRequest, "of 0 buckets"),

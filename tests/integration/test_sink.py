@@ -31,7 +31,7 @@ from tallybook.locks_command import release
 from tests.conftest import SUMS, schema_of
 from tests.support.faulty_storage import interrupt
 from tests.support.sinks import KEYS, Killed, Sinks, counted, ones, sinks_of, stored, write_file
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
@@ -43,7 +43,7 @@ ROUTES = ["driver", "executors"]
 def module_sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
     directory = tmp_path_factory.mktemp("sink")
     with (
-        quiet_spark("local[2,3]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        quiet_spark("local[2,3]") as spark,
         LocalCluster(directory, servers=2, session_timeout_s=2.0) as local,
         sinks_of(local, spark) as sinks,
     ):

@@ -26,7 +26,7 @@ from sink.aggregate_sink import AggregateSink
 from sink.quarantine import Quarantine
 from tests.conftest import SUMS
 from tests.support.sinks import KEYS, Sinks, counted, ones, parquet_rows, sinks_of, stored
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
@@ -38,7 +38,7 @@ ROUTES = ["driver", "executors"]
 def module_sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
     directory = tmp_path_factory.mktemp("sink")
     with (
-        quiet_spark("local[2,3]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        quiet_spark("local[2,3]") as spark,
         LocalCluster(directory, servers=2) as local,
         sinks_of(local, spark) as sinks,
     ):

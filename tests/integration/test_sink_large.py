@@ -23,7 +23,7 @@ from tests.conftest import schema_of
 from tests.fault.cluster_load import LONGER
 from tests.fault.test_large_puts import LIMITS
 from tests.support.sinks import Killed, Sinks, parquet_rows, sinks_of, stored, write_file
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 from tests.support.zookeeper_server import wait_until
 
 pytestmark = pytest.mark.spark
@@ -54,7 +54,7 @@ MakeSink = Callable[..., AggregateSink]
 def module_sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
     directory = tmp_path_factory.mktemp("sink")
     with (
-        quiet_spark("local[2,3]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        quiet_spark("local[2,3]") as spark,
         LocalCluster(directory, servers=2, session_timeout_s=2.0, options=LIMITS) as local,
         sinks_of(local, spark) as sinks,
     ):

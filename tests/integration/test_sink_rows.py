@@ -28,7 +28,7 @@ from sink.aggregate_sink import AggregateSink
 from tests.conftest import SUMS, schema_of
 from tests.support.aggregates import INT64_MAX, MAP, UTC
 from tests.support.sinks import Killed, Sinks, counted, ones, parquet_rows, sinks_of, stored
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +43,6 @@ def module_sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
         # Not the time zone of the table, and less than a batch in one Arrow batch.
         quiet_spark(
             "local[2,3]",
-            spark_driver_defaultJavaOptions=SHORT_LIVED,
             spark_sql_session_timeZone="Asia/Kathmandu",
             spark_sql_timestampType="TIMESTAMP_NTZ",
             spark_sql_execution_arrow_maxRecordsPerBatch=7,

@@ -30,7 +30,7 @@ from tests.support.certificates import make_certificate
 from tests.support.day_tables import DAYS
 from tests.support.raw_flight import client_of, running
 from tests.support.sinks import Killed
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 from tests.support.zookeeper_server import chroot
 
 pytestmark = pytest.mark.spark
@@ -96,7 +96,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("read")
     with (
-        quiet_spark("local[2]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        quiet_spark("local[2]") as spark,
         LocalCluster(directory, servers=2, session_timeout_s=2.0) as local,
         local.connect() as client,
     ):

@@ -17,7 +17,7 @@ from server.launch.local_cluster import LocalCluster
 from tests.conftest import SUMS
 from tests.fault.cluster_load import LONGER
 from tests.support.sinks import QUERY_S, Sinks, sinks_of
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 from tests.support.stream_scene import EAGER
 from tests.support.streams import (
     Cells,
@@ -80,7 +80,7 @@ class Seen:
 def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
     directory = tmp_path_factory.mktemp("streams")
     with (
-        quiet_spark("local[2]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        quiet_spark("local[2]") as spark,
         LocalCluster(directory, servers=2, session_timeout_s=2.0, options=EAGER) as local,
         sinks_of(local, spark) as sinks,
     ):

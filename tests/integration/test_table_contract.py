@@ -184,6 +184,29 @@ def test_modes_columns_and_operations_are_those_of_a_put(table: tb.AnyTable) -> 
     assert rows == [{"k": 1, "a": 9, "note": "x"}, {"k": 2, "a": None, "note": "y"}]
 
 
+def test_many_rows_of_few_keys_are_one_change_per_key(table: tb.AnyTable) -> None:
+    """They are folded before they are sent, and deletes count by their place among the rows."""
+    rows = 12_000
+    data = {
+        "k": [row % 7 for row in range(rows)],
+        "a": [1] * rows,
+        "note": [f"row {row}" for row in range(rows)],
+        "op": ["delete" if row == rows - 9 else "upsert" for row in range(rows)],
+    }
+    result = table.put(data, operation_column="op")
+    assert (result.rows, result.changed) == (rows, 7)
+    deleted = (rows - 9) % 7
+    each = [len(range(key, rows, 7)) for key in range(7)]
+    each[deleted] = 1
+    assert found(table, list(range(7))) == each
+    last = table.lookup({"k": [deleted]})["note"].to_pylist()
+    assert last == [f"row {rows - 2}"]
+    too_many = {"k": data["k"], "a": [2**62] * rows}
+    with pytest.raises(Overflow, match="column 'a', key k="):
+        table.put(too_many)
+    assert found(table, list(range(7))) == each
+
+
 def test_a_delete_clears_columns_or_rows(table: tb.AnyTable) -> None:
     table.put({"k": [1, 2], "a": [1, 2], "note": ["x", "y"]})
     assert table.delete({"k": [1]}, columns=["a"]).rows == 1

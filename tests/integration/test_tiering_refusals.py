@@ -427,8 +427,9 @@ def test_a_copy_may_be_in_an_object_store(scene: TieringScene) -> None:
         with table.writer(owner_id="w", columns=["a", "b"]) as writer:
             for number in range(12):
                 scene.tier(table, lake, storage_settings=settings)
-                copy = tb.tiering.find(lake, storage_settings=settings)
-                expected[copy.version] = shown(check_copy(table, lake, settings))
+                if number in (1, 2, 3, 11):  # The last one comes after a checkpoint of Delta's log.
+                    copy = tb.tiering.find(lake, storage_settings=settings)
+                    expected[copy.version] = shown(check_copy(table, lake, settings))
                 write(writer, {"k": [1, number], "a": [1, 1], "b": [1, 1]})
         log = tb.tiering.find(lake, storage_settings=settings)._lake.storage.child("_delta_log")
         assert [one for one in log.names() if one.endswith(".checkpoint.parquet")]

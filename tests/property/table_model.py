@@ -50,11 +50,14 @@ INITIAL_OWNERS = {
 
 
 def bucket_options() -> st.SearchStrategy[BucketOptions]:
-    """Return limits so small, often, that rows are written behind and undo takes passes."""
+    """Return limits so small, often, that rows are dropped and written behind, and undo takes
+    passes."""
     return st.builds(
         BucketOptions,
+        working_set_bytes=st.sampled_from([1, 80_000, 1 << 29]),
         behind_max_bytes=st.sampled_from([1, 300, 1 << 20]),
         behind_max_offsets=st.sampled_from([1, 2, 3, 6, 1 << 20]),
+        behind_few_rows=st.sampled_from([0, 3, 1 << 20]),
         undo_max_bytes=st.sampled_from([1, 400, 1 << 20]),
         block_cache_bytes=st.just(1 << 20),
     )

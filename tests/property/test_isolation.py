@@ -35,7 +35,7 @@ from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
 from merge_engine.bucket.undo import UndoRange
 from recovery.reader.bucket_scan import open_scan
 from recovery.reader.changes import headers_between, open_changes_between
-from recovery.reader.committed_lookup import Asked, committed_lookup
+from recovery.reader.committed_lookup import Asked, committed_lookup, settled_lookup
 from recovery.reader.cut import BucketCut, Cut
 from recovery.reader.cut_between import cut_between, pieces_of
 from recovery.reader.isolation import committed_changes, last_stable_offset
@@ -329,6 +329,21 @@ class IsolationMachine(RuleBasedStateMachine):
         [found] = committed_lookup([asked], SUMS.value_columns)
         return cells_in(found.to_pylist())
 
+    @precondition(lambda self: self.cuts and not self.dropped)
+    @rule(which=st.integers(0, 9))
+    def look_up_without_taking_a_cut(self, which: int) -> None:
+        """What an old cut has all of is what is committed now: nobody has to ask."""
+        taken = self.cuts[-1 - which % len(self.cuts)]
+        shown = self.settled_at(taken.cut)
+        if shown is not None:
+            assert shown == fold([part for part in self.work if part.committed], sys.maxsize)
+            assert shown == taken.expected
+
+    def settled_at(self, cut: BucketCut) -> Cells | None:
+        asked = Asked(self.bucket, cut, [pa.array([*KEYS, 1], pa.int64())])
+        found = settled_lookup([asked], SUMS.value_columns)
+        return None if found is None else cells_in(found[0].to_pylist())
+
     def scan_at(self, cut: BucketCut) -> Cells:
         scan = open_scan(self.bucket, cut)
         shown = cells_in(
@@ -478,6 +493,7 @@ class IsolationMachine(RuleBasedStateMachine):
             self.check_cut(taken, by_keys=True)
             self.check_cut(taken, by_keys=False)
             self.check_between(taken, self.cuts[-1])
+        assert self.settled_at(self.cuts[-1].cut) == final
 
 
 def cells_in(rows: Iterable[dict[str, Any]]) -> Cells:

@@ -281,7 +281,7 @@ class TableMachine(ModelledTable):
             self.names += 1
             path = self.directory / f"checkpoint-{self.names}"
             Checkpoint(view._database).create_checkpoint(str(path))
-            self.checkpoints[bucket_id] = (path, view._written)
+            self.checkpoints[bucket_id] = (path, view._behind.written)
 
     def is_log_whole(self) -> bool:
         ids = self.table.bucket_ids()

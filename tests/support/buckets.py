@@ -1,6 +1,7 @@
 """Short ways to write to a bucket of sums, and versions of its schema."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +11,25 @@ from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.results import BucketResult
 from merge_engine.bucket.segment import AggMode
+from merge_engine.bucket.view import View
+from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.schema import Schema
 from tests.conftest import SUMS, batch
 
 # Every put goes to RocksDB at once.
 EAGER = BucketOptions(behind_max_offsets=1)
+
+
+def open_view(path: Path, identity: str, options: BucketOptions = EAGER) -> View:
+    """Open a view by itself, of a bucket of sums."""
+    return View(
+        path,
+        SchemaHistory([SUMS]),
+        identity=identity,
+        options=options,
+        cache=options.to_cache(),
+        memory=options.to_memory(),
+    )
 
 
 def add(bucket: Bucket, keys: list[int], values: list[int], **arguments: Any) -> int:

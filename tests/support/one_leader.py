@@ -40,6 +40,7 @@ class OneLeader:
         self._views = views
         self._options = options or BucketOptions()
         self._cache = self._options.to_cache()
+        self._memory = self._options.to_memory()
         self._lock = threading.Lock()
         self._joined: tuple[Server, Coordinator] | None = None
         self._table: CatalogTable | None = None
@@ -104,6 +105,7 @@ class OneLeader:
                 identity=f"{table.name}-{table.table_id}/{path}",
                 options=self._options,
                 cache=self._cache,
+                memory=self._memory,
                 read_schemas=lambda: history_of(coordinator.tables.get_by_id(table.table_id)),
             )
             self._buckets[key] = LedBucket(bucket, key)

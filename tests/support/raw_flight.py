@@ -19,7 +19,7 @@ from server.client.remote_table import RemoteTable
 from server.launch.logs import JsonFormatter
 from server.protocol import wire
 from server.protocol.puts import Put
-from server.protocol.reads import LogEnds, Lookup, ReadChangelog, Scan
+from server.protocol.reads import LogEnds, Lookup, LookupStream, ReadChangelog, Scan
 from server.tablet.config import ServerConfig
 from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of
@@ -118,6 +118,33 @@ class Stranger:
         columns = (self.table.schema.value_columns[0].id,)
         good = Lookup(**self.known, buckets=[FIRST], columns=columns, isolation=Isolation.LATEST)
         return wire.frame({**good.to_fields(), **changes}, KEYS, batches)
+
+    def exchange_fields(self, **changes: Any) -> dict[str, Any]:
+        """Return the command of a good exchange of look-ups, with changes."""
+        columns = (self.table.schema.value_columns[0].id,)
+        good = LookupStream(**self.known, columns=columns, isolation=Isolation.LATEST)
+        return {**good.to_fields(), **changes}
+
+    def exchange(
+        self, command: bytes, messages: Iterable[Message], schema: pa.Schema = KEYS
+    ) -> list[pa.RecordBatch]:
+        """Exchange these messages, one after the other, for answers."""
+        descriptor = flight.FlightDescriptor.for_command(command)
+        with _ours():
+            writer, reader = self.client.do_exchange(descriptor, self._options)
+            try:
+                answers: list[pa.RecordBatch] = []
+                for batch, metadata in messages:
+                    if batch is None:
+                        writer.write_metadata(metadata)
+                    else:
+                        if not answers:
+                            writer.begin(schema)
+                        writer.write_with_metadata(batch, metadata)
+                    answers.append(reader.read_chunk().data)
+                return answers
+            finally:
+                writer.close()
 
     def scan_ticket(self, **changes: Any) -> bytes:
         """Return the ticket of a good scan of bucket 0, with changes."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.java_classes import FASTER
+
 _ONLY_ERRORS = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -22,9 +24,6 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
-
-# The JVMs live for a minute: what they would gain by compiling well is less than what it costs.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def needs_java() -> None:
@@ -51,6 +50,7 @@ def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.as_uri()}",
             "spark.driver.memory": "1g",
+            "spark.executor.defaultJavaOptions": FASTER,
             "spark.local.dir": directory,
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "2",

@@ -20,7 +20,7 @@ from server.launch.local_cluster import LocalCluster
 from sink.lake.files import conformed
 from sink.tiering.progress import Summary
 from tests.conftest import SUMS
-from tests.support.spark_session import SHORT_LIVED, quiet_spark
+from tests.support.spark_session import quiet_spark
 from tests.support.stream_scene import EAGER
 from tests.support.zookeeper_server import wait_until
 
@@ -106,7 +106,7 @@ class TieringScene:
 def tiering_scene(directory: Path) -> Iterator[TieringScene]:
     """Run a cluster of two servers, and Spark."""
     with (
-        quiet_spark("local[2]", spark_driver_defaultJavaOptions=SHORT_LIVED) as spark,
+        quiet_spark("local[2]") as spark,
         LocalCluster(directory / "cluster", servers=2, session_timeout_s=2.0, options=EAGER) as one,
         one.connect() as client,
     ):

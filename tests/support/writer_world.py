@@ -99,6 +99,7 @@ class World:
         self._opened: list[LedBucket] = []
         self._promising: list[TableWriter] = []
         self._cache = _OPTIONS.to_cache()
+        self._memory = _OPTIONS.to_memory()
         self._views = 0
         self._stack = ExitStack()
         self._stack.enter_context(mock.patch("recovery.writer.table_writer.Renewal"))
@@ -245,6 +246,7 @@ class World:
                 identity=f"{key}",
                 options=_OPTIONS,
                 cache=self._cache,
+                memory=self._memory,
             )
         self.leads[key] = server
         server.buckets[key] = LedBucket(bucket, key)

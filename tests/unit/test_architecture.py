@@ -3,6 +3,7 @@
 import ast
 import inspect
 import io
+import json
 import re
 import tokenize
 from functools import cache
@@ -53,7 +54,7 @@ def test_files_and_modules_that_are_named_are_there() -> None:
 def words_of_code() -> set[str]:
     """Return all names and words of strings in the packages and benchmarks, without docstrings."""
     words = set(RANK)
-    for path in [*SOURCES, *(ROOT / "benchmarks").glob("*.py")]:
+    for path in [*SOURCES, *(ROOT / "benchmarks").rglob("*.py")]:
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
             if token.type == tokenize.NAME or not token.string.startswith('"""'):
                 words.update(re.findall(r"\w+", token.string))
@@ -94,6 +95,33 @@ def test_a_function_that_a_page_names_is_in_the_code(name: str) -> None:
     }
     unknown = named - words_of_code() - _FOREIGN
     assert not unknown
+
+
+@cache
+def strings_of_benchmarks() -> list[str]:
+    """Return patterns of the strings in the benchmarks, what is put in being any word or none."""
+    patterns = []
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [getattr(part, "value", None) for part in parts]
+            if isinstance(texts[0], str) and len(texts[0]) > 3:
+                words = (re.escape(t) if isinstance(t, str) else r"\w*" for t in texts)
+                patterns.append("".join(words))
+    return patterns
+
+
+def test_figures_that_the_page_or_a_recorded_run_names_are_measured() -> None:
+    """Also those with digits; the parts of names that are filled in may be any."""
+    text = (DOCS / "benchmarks.md").read_text()
+    cells = re.findall(r"^\| (`\w+_\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)
+    names = {name for cell in cells for name in re.findall(r"\w+", cell)}
+    assert len(names) > 30
+    recorded = ROOT / "benchmarks" / "results.json"
+    if recorded.exists():
+        names |= {figure["name"] for figure in json.loads(recorded.read_text())["figures"]}
+    measured = re.compile("|".join(strings_of_benchmarks()))
+    assert not {name for name in names if not measured.fullmatch(name)}
 
 
 def test_what_pages_say_of_public_classes_is_tried() -> None:

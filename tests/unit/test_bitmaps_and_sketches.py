@@ -1,15 +1,19 @@
 """Bitmaps and sketches: one form of bytes, bounded errors, and damage that is noticed."""
 
 import random
+from collections.abc import Callable
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from datasketches import hll_sketch, tgt_hll_type, update_theta_sketch
 from pyroaring import BitMap, BitMap64
 
 from merge_engine.aggregates.base import Fault
+from merge_engine.aggregates.sketch_layout import hll_in_one_form
 from tests.support.aggregates import NAN, build, read, state_of
 
 
@@ -157,6 +161,59 @@ def test_any_single_damaged_byte_of_a_sketch_is_noticed_or_harmless(
         assert position >= 8, f"byte {position} of the header"
     with pytest.raises(Fault):
         function.validate_states(pa.array([data + b"\0"], pa.binary()))
+
+
+def of_library(name: str, lg_k: int, values: list[Any]) -> bytes:
+    """Return what the library makes of these values, one by one."""
+    if name == "hll_sketch":
+        hll = hll_sketch(lg_k, tgt_hll_type.HLL_8)
+        for value in values:
+            hll.update(value)
+        return hll_in_one_form(hll.serialize_compact())
+    theta = update_theta_sketch(lg_k)
+    for value in values:
+        theta.update(value)
+    theta.trim()
+    return bytes(theta.compact().serialize())
+
+
+@pytest.mark.parametrize("lg_k", [5, 8, 10])
+@pytest.mark.parametrize("name", ["hll_sketch", "theta_sketch"])
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (pa.int64(), lambda number: number * 7_919 - 3 * 2**60),
+        (pa.float64(), lambda number: number / 7),
+        (pa.string(), lambda number: "äx"[number % 2] * (number % 37) + str(number)),
+    ],
+)
+def test_sketches_have_the_bytes_that_the_library_makes(
+    name: str, lg_k: int, kind: pa.DataType, make: Callable[[int], Any]
+) -> None:
+    function = build(name, pa.binary(), lg_k=lg_k)
+    lengths = [1, 2, 7, 8, 9, 23, 24, 25, 31, 32, 33, 48, 49, 96, 97, 200, 700, 2_000]
+    values = [make(number) for number in range(sum(lengths))]
+    starts = np.cumsum([0, *lengths])
+    built = function.accumulate(pa.array(values, kind), None, starts[:-1])
+    expected = [
+        of_library(name, lg_k, values[start:end]) for start, end in pairwise(starts.tolist())
+    ]
+    assert built.to_pylist() == expected
+    # The same in pieces, which come twice, and some of which are null.
+    halves = [*range(0, len(values), 3), *range(1, len(values), 3), *range(2, len(values), 3)]
+    pieces = function.lift(pa.array([values[at] for at in halves], kind))
+    runs = np.searchsorted(starts, halves, side="right") - 1
+    order = np.argsort(np.concatenate([runs, runs, np.arange(len(lengths))]), kind="stable")
+    states = pa.concat_arrays([pieces, pieces, pa.nulls(len(lengths), pa.binary())])
+    folded = function.fold(states.take(pa.array(order)), 2 * starts[:-1] + np.arange(len(lengths)))
+    assert folded.to_pylist() == expected
+    assert function.combine(folded, built) == built
+    shifted = built.take(pa.array(np.roll(np.arange(len(built)), 1)))
+    both = function.combine(shifted, built).to_pylist()
+    bounds = list(pairwise(starts.tolist()))
+    assert both[1:] == [
+        of_library(name, lg_k, values[before[0] : after[1]]) for before, after in pairwise(bounds)
+    ]
 
 
 @pytest.mark.parametrize("name", ["hll_sketch", "theta_sketch"])

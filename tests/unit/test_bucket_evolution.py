@@ -1,6 +1,6 @@
 """A bucket whose schema changes: columns that are added, dropped and renamed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -90,10 +90,10 @@ def test_rows_of_many_versions_read_as_one_and_are_upgraded_when_written(
     bucket.evolve(SchemaHistory(versions))
     expected = {1: (10, None), 2: (20, "two"), 3: (30, None), 4: (440, "four")}
     assert rows_of(bucket) == expected
-    stored = bucket._view.get(bucket.history.row_keys(bucket.history.key_codec.encode([K123])))
+    stored = bucket._view._read(bucket.history.row_keys(bucket.history.key_codec.encode([K123])))
     assert [int.from_bytes((value or b"")[:2], "little") for value in stored] == [1, 2, 3]
     bucket.put(batch(k=[1, 2, 3], c=["!", "!", "!"]))
-    stored = bucket._view.get(bucket.history.row_keys(bucket.history.key_codec.encode([K123])))
+    stored = bucket._view._read(bucket.history.row_keys(bucket.history.key_codec.encode([K123])))
     assert [int.from_bytes((value or b"")[:2], "little") for value in stored] == [4, 4, 4]
     assert rows_of(bucket) == expected | {1: (10, "!"), 2: (20, "two,!"), 3: (30, "!")}
 
@@ -212,17 +212,19 @@ def test_masks_and_change_records_of_a_later_schema_are_not_made_under_an_earlie
 def test_a_look_up_beside_an_alteration_and_a_put_sees_either(
     bucket_factory: BucketFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = bucket_factory()
+    bucket = bucket_factory(options=EAGER)
     add(bucket, [1], [1])
-    real = View.get
+    bucket.close()
+    bucket = bucket_factory(options=EAGER)
+    real = View._read
     meanwhile: Iterator[Callable[[], object]] = iter(
         [lambda: bucket.evolve(SchemaHistory(ADDED)), lambda: add(bucket, [1], [1])]
     )
 
-    def get(view: View, keys: Sequence[bytes]) -> list[bytes | None]:
+    def read(view: View, keys: list[bytes]) -> list[bytes | None]:
         for happens in meanwhile:
             happens()
         return real(view, keys)
 
-    monkeypatch.setattr(View, "get", get)
+    monkeypatch.setattr(View, "_read", read)
     assert bucket.lookup(batch(k=[1])).to_pylist() == [{"k": 1, "a": 2, "b": None}]

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from foundation.errors import Closed, UnknownColumn
-from merge_engine.bucket.view import View
+from merge_engine.bucket.view import Read, View
 from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.schema.schema import Column
 from tests.conftest import BucketFactory, batch, rows_of
 from tests.support.buckets import DROPPED, EAGER, add, delete
 
@@ -95,12 +96,12 @@ def test_a_look_up_beside_a_close_is_told_that_it_was_closed(
     bucket.flush()
     bucket.close()
     bucket = bucket_factory(options=EAGER)
-    real = View.get
+    real = View.read
 
-    def get(view: View, keys: Sequence[bytes]) -> list[bytes | None]:
+    def read(view: View, keys: Sequence[pa.Array], columns: Sequence[Column] | None = None) -> Read:
         bucket.close()
-        return real(view, keys)
+        return real(view, keys, columns)
 
-    monkeypatch.setattr(View, "get", get)
+    monkeypatch.setattr(View, "read", read)
     with pytest.raises(Closed, match="was closed meanwhile"):
         bucket.lookup(batch(k=[1]))

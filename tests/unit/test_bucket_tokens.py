@@ -5,7 +5,7 @@ import pytest
 from foundation.failpoints import arm
 from foundation.ids import Token
 from merge_engine.bucket.options import BucketOptions
-from merge_engine.bucket.view import View
+from merge_engine.bucket.write_behind import WriteBehind
 from tests.conftest import BucketFactory, batch, rows_of
 from tests.support.buckets import EAGER, add
 from tests.support.faulty_storage import interrupt
@@ -70,15 +70,15 @@ def test_the_token_reaches_rocksdb_with_the_offset_in_a_replay_too(
     add(bucket, [1], [1], owner="me", token=Token(1, 1))
     bucket_factory.crash(into="copy")
     copies: list[str] = []
-    write_behind = View.write_behind
+    write = WriteBehind.write
 
-    def write_and_crash(view: View) -> None:
-        write_behind(view)
-        view._database.flush()
+    def write_and_crash(behind: WriteBehind) -> None:
+        write(behind)
+        behind.writer._database.flush()
         copies.append(bucket_factory.crash("copy", into=f"copy-{len(copies)}"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(View, "write_behind", write_and_crash)
+        patch.setattr(WriteBehind, "write", write_and_crash)
         bucket_factory(name="copy", options=EAGER).close()
     assert len(copies) > 2
     for name in copies:

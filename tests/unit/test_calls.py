@@ -53,12 +53,15 @@ from server.protocol.reads import (
     LogEndsAnswer,
     Lookup,
     LookupAnswer,
+    LookupStream,
     ReadChangelog,
     ReadChanges,
     Scan,
     ScanBatch,
     ScanBegun,
     ScanDone,
+    read_shares,
+    write_shares,
 )
 from server.protocol.writers import (
     EndRecovery,
@@ -242,6 +245,7 @@ RECORDED: dict[str, Message] = {
             (Piece("", None, 5, 1_790_000_000_000, frozenset({2}), 5),),
         ),
     ),
+    "lookup_stream": LookupStream(**LOCKED, columns=(2, 3), isolation=COMMITTED),
     "scan": Scan(**LOCKED, bucket=A, columns=(2,), isolation=COMMITTED),
     "scan-limited": Scan(**LOCKED, bucket=A, columns=(2, 3), isolation=COMMITTED, limit=2),
     "scan-taken_up": Scan(
@@ -336,6 +340,49 @@ def test_a_look_up_that_asks_for_states_is_read() -> None:
     again = Lookup.from_body(call.to_body())
     assert (again, {**again.keys}) == (call, {**call.keys})
     assert call.only([B]).states == (3,)
+
+
+def test_a_message_of_an_exchange_is_a_look_up_in_the_buckets_that_it_names() -> None:
+    stream = LookupStream(**LOCKED, columns=(2, 3), isolation=COMMITTED)
+    keys = pa.record_batch({"k": [5, 6, 7]})
+    shares = write_shares([(A, 1), (B, 2)])
+    assert shares.hex() == "".join(f"{number:02x}{'00' * 7}" for number in (0, 0, 1, 0, 1, 2))
+    call = stream.lookup(keys, shares)
+    assert call == Lookup(**LOCKED, buckets=(A, B), columns=(2, 3), isolation=COMMITTED)
+    assert {key: batch.to_pydict() for key, batch in call.keys.items()} == {
+        A: {"k": [5]},
+        B: {"k": [6, 7]},
+    }
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        b"",
+        b"x",
+        write_shares([(A, 2)]),
+        write_shares([(A, 4)]),
+        write_shares([(A, 1), (A, 2)]),
+        write_shares([(A, 3), (B, 0)]),
+        write_shares([(A, 4), (B, -1)]),
+        write_shares([(A, 2**62), (B, 2**62), (BucketId(0, 2), 3)]),
+    ],
+)
+def test_a_message_whose_shares_do_not_add_up_is_refused(shares: bytes) -> None:
+    stream = LookupStream(**LOCKED, columns=(2, 3), isolation=COMMITTED)
+    with pytest.raises(BadRequest, match="a look-up"):
+        stream.lookup(pa.record_batch({"k": [5, 6, 7]}), shares)
+
+
+def test_shares_are_read_as_they_were_written() -> None:
+    shares = [(BucketId(7, 3), 1), (BucketId(1 << 40, 0), 200)]
+    assert read_shares(write_shares(shares)) == shares
+
+
+def test_another_exchange_is_refused() -> None:
+    fields = {**recorded("lookup_stream"), "call": "dances"}
+    with pytest.raises(BadRequest, match="there is no exchange 'dances'"):
+        LookupStream.from_body(json.dumps(fields).encode())
 
 
 def test_the_first_status_is_read() -> None:

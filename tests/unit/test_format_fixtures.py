@@ -10,9 +10,8 @@ import pytest
 from rocksdict import AccessType, Options, Rdict
 
 from foundation.ids import Token
-from merge_engine.bucket import segment, snapshot_manifest, view, view_meta
+from merge_engine.bucket import segment, snapshot_manifest, view_meta
 from merge_engine.bucket.bucket import Bucket
-from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.segment import Segment, decode_segment, encode_segment
 from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
 from merge_engine.embedded import catalog
@@ -33,6 +32,7 @@ from tests.fixtures.formats.kinds import (
     registered,
 )
 from tests.fixtures.formats.make import MAKERS
+from tests.support.buckets import open_view
 
 # That there are some of each
 
@@ -229,14 +229,13 @@ def test_a_view_is_read_byte_by_byte(version: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", view_meta.FORMATS.readers)
 def test_a_view_knows_what_was_applied(version: int, tmp_path: Path) -> None:
     directory = copied(view_meta.FORMATS, version, tmp_path) / "bucket" / buckets.VIEW
-    options = BucketOptions()
-    opened = view.View(directory, buckets.IDENTITY, options, options.to_cache())
+    opened = open_view(directory, buckets.IDENTITY)
     assert (opened.applied, opened.meta.schema_version) == (buckets.APPLIED, 2)
     assert {owner: opened.meta.token(owner) for owner in buckets.TOKENS} == buckets.TOKENS
     assert {owner: opened.meta.parts(owner) for owner in buckets.PARTS} == buckets.PARTS
     assert opened.meta.works == buckets.WORKS[version]
     opened.close()
-    again = view.View(directory, buckets.IDENTITY, options, options.to_cache())
+    again = open_view(directory, buckets.IDENTITY)
     assert again.meta.works == buckets.WORKS[version], "also once it is of the current version"
     again.close()
 

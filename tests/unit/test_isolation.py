@@ -15,8 +15,8 @@ from locks.encoding.offsets import Offsets
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.log import Log
 from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
-from merge_engine.bucket.view import View
-from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.bucket.view import Read, View
+from merge_engine.encoding.stored_rows import SchemaHistory, concatenated
 from merge_engine.storage.objects import LocalStorage
 from recovery.reader.changes import open_changes
 from recovery.reader.committed_lookup import Asked, committed_lookup
@@ -229,15 +229,14 @@ def test_rows_that_are_read_while_a_put_is_applied_are_all_as_of_one_offset(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
-    get = View.get
 
-    def half_way(view: View, keys: Sequence[bytes]) -> list[bytes | None]:
+    def half_way(view: View, keys: Sequence[pa.Array]) -> Read:
         monkeypatch.undo()
-        first = get(view, keys[:1])
+        first = view.read([keys[0][:1]])
         put(bucket, owner="me", k=[1, 2], a=[10, 10])
-        return first + get(view, keys[1:])
+        return Read(first.history, concatenated([first.rows, view.read([keys[0][1:]]).rows]))
 
-    monkeypatch.setattr(View, "get", half_way)
+    monkeypatch.setattr(View, "read", half_way)
     stored = bucket.stored([pa.array([1, 2], pa.int64())])
     found = stored.rows.states[0].to_pylist()
     assert (found, stored.offset) == ([11, 12], bucket.end_offset)

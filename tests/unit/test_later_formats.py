@@ -13,8 +13,7 @@ from rocksdict import Options, Rdict
 from foundation.errors import CorruptRecord, UnknownFormat
 from foundation.formats import Formats
 from foundation.ids import Token
-from merge_engine.bucket import log_start, segment, snapshot_manifest, view, view_meta
-from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket import log_start, segment, snapshot_manifest, view_meta
 from merge_engine.bucket.segment import decode_segment
 from merge_engine.embedded import catalog
 from merge_engine.schema import schema
@@ -27,6 +26,7 @@ from sink.lake import state as lake_state
 from tests.fixtures.formats import buckets, promises
 from tests.fixtures.formats import tables as embedded
 from tests.fixtures.formats.kinds import KINDS, Kind, copied, files, registered
+from tests.support.buckets import open_view
 
 
 def of_a_later_version(kind: Kind, data: bytes) -> bytes:
@@ -137,9 +137,8 @@ def test_a_later_view_is_refused_as_such_and_so_is_a_copy_of_it(tmp_path: Path) 
     database = Rdict(str(directory), Options(raw_mode=True))
     database[b"mformat"] = str(after(view_meta.FORMATS)).encode()
     database.close()
-    options = BucketOptions()
     with refused(view_meta.FORMATS) as caught:
-        view.View(directory, buckets.IDENTITY, options, options.to_cache())
+        open_view(directory, buckets.IDENTITY)
     assert str(caught.value).endswith("or remove the directory to rebuild it from the log")
     with refused(view_meta.FORMATS):
         view_meta.read_checkpoint(directory)

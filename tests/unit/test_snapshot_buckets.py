@@ -22,7 +22,7 @@ from merge_engine.bucket.view import View
 from merge_engine.bucket.view_meta import CheckpointState, read_checkpoint
 from merge_engine.storage.objects import LocalStorage, ObjectStorage, RemoteStorage
 from tests.conftest import BucketFactory, batch, rows_of
-from tests.support.buckets import ADDED, add, delete
+from tests.support.buckets import ADDED, add, delete, open_view
 
 DEADLINE_S = 60
 # RocksDB gets something every few puts, also in the middle of a checkpoint.
@@ -100,15 +100,14 @@ def test_a_restored_view_has_all_that_a_view_has(
     add(bucket, [1], [1], owner="me", token=Token(4, 7))
     manifest = snapshot(bucket, log, tmp_path / "checkpoint").manifest
     restore(log, manifest, tmp_path / "restored")
-    options = BucketOptions()
-    view = View(tmp_path / "restored", "test", options, options.to_cache())
+    view = open_view(tmp_path / "restored", "test")
     assert view.applied == manifest.applied == 2
     token = view.meta.token("me")
     assert token is not None
     assert token.token == Token(4, 7)
     view.close()
     with pytest.raises(CorruptView, match="belongs to test, not to other"):
-        View(tmp_path / "restored", "other", options, options.to_cache())
+        open_view(tmp_path / "restored", "other")
 
 
 def test_snapshots_below_a_log_are_not_seen_by_it(

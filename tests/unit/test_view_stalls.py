@@ -3,14 +3,24 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from rocksdict import Rdict, WriteBatch
 
 from foundation.errors import StorageUnavailable
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.view import View
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.encoding.stored_rows import StoredRows
+from merge_engine.working_set.block import prepare_rows
+from tests.conftest import SUMS
+from tests.support.buckets import open_view
 
 OPTIONS = BucketOptions(stall_deadline_s=0.05)
+KEYS = [pa.array([5], pa.int64())]
+KEY = KeyCodec([pa.int64()]).encode(KEYS)
+ROW = StoredRows(np.ones((1, 1), bool), [pa.array([7])])
 
 
 class Stalling:
@@ -35,25 +45,30 @@ class Stalling:
 
 
 def stalling_view(path: Path, failures: int) -> View:
-    view = View(path, "t/0/0", OPTIONS, OPTIONS.to_cache())
-    view._database = Stalling(view._database, failures)  # type: ignore[assignment]
+    view = open_view(path, "t/0/0", OPTIONS)
+    writer = view._behind.writer
+    writer._database = Stalling(writer._database, failures)  # type: ignore[assignment]
     return view
+
+
+def amount(view: View) -> Any:
+    return view.read(KEYS, SUMS.value_columns[:1]).rows.states[0][0].as_py()
 
 
 def test_a_stall_that_ends_in_time_is_waited_for(tmp_path: Path) -> None:
     view = stalling_view(tmp_path, 3)
-    view.apply([b"rkey"], [b"value"], 1)
+    view.apply(view.load(KEY), prepare_rows([0], ROW), 1)
     view.flush()
     view.close()
-    again = View(tmp_path, "t/0/0", OPTIONS, OPTIONS.to_cache())
-    assert (again.applied, again.get([b"rkey"])) == (1, [b"value"])
+    again = open_view(tmp_path, "t/0/0", OPTIONS)
+    assert (again.applied, amount(again)) == (1, 7)
     again.close()
 
 
 def test_a_stall_that_lasts_is_an_error_that_says_so(tmp_path: Path) -> None:
     view = stalling_view(tmp_path, 1_000)
-    view.apply([b"rkey"], [b"value"], 1)
+    view.apply(view.load(KEY), prepare_rows([0], ROW), 1)
     with pytest.raises(StorageUnavailable, match="Write stall"):
         view.flush()
-    assert view.get([b"rkey"]) == [b"value"]
+    assert amount(view) == 7
     view.close()

@@ -1,0 +1,77 @@
+"""One budget of memory for all working sets of a process."""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+from weakref import WeakSet
+
+# So many blocks, of all working sets together, fill the budget.
+_BLOCKS = 8
+
+
+class Member(Protocol):
+    """A working set, as the budget sees it."""
+
+    last_used: int
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+
+    @property
+    def retiring_bytes(self) -> int:
+        """How much of it goes as soon as it is written elsewhere."""
+
+    def drop_retired(self, *, by_holder: bool) -> None:
+        """Drop what can go by now, unless somebody else is busy there."""
+
+    def retire(self, *, by_holder: bool) -> int:
+        """Let the oldest go, unless somebody else is busy; return how many bytes that will be."""
+
+
+class Memory:
+    """Lets go of what was not used for the longest time, when there is too much. Thread-safe."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.block_bytes = max(budget_bytes // _BLOCKS, 1)
+        self._members: WeakSet[Member] = WeakSet()
+        self._lock = threading.Lock()
+        self._ticks = itertools.count(1)
+        # Writes behind what the working sets have changed.
+        self.background = ThreadPoolExecutor(1, thread_name_prefix="tallybook-behind")
+
+    def join(self, member: Member) -> None:
+        """Count a working set in, until it leaves or is gone."""
+        with self._lock:
+            self._members.add(member)
+
+    def leave(self, member: Member) -> None:
+        """Count a working set no more."""
+        with self._lock:
+            self._members.discard(member)
+
+    @property
+    def used_bytes(self) -> int:
+        """How much memory the working sets take."""
+        with self._lock:
+            return sum(member.nbytes for member in self._members)
+
+    def used(self, member: Member) -> None:
+        """Note that a working set was used, by its holder, who is done with it.
+
+        Then let go of others, or of its own, if need be.
+        """
+        member.last_used = next(self._ticks)
+        with self._lock:
+            members = sorted(self._members, key=lambda one: one.last_used)
+        for one in members:
+            if one.retiring_bytes:
+                one.drop_retired(by_holder=one is member)
+        kept = sum(one.nbytes - one.retiring_bytes for one in members)
+        # One block less than there may be: what retires is still there for a moment.
+        over = kept - (self.budget_bytes - self.block_bytes)
+        for one in members:
+            while over > 0 and (freed := one.retire(by_holder=one is member)):
+                over -= freed

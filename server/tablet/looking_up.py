@@ -1,0 +1,179 @@
+"""The calls of a tablet server that look up: by themselves, or one after the other in an exchange.
+
+What many look-ups have in common is found out once: to find it out takes as long as to look up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from foundation.errors import BadRequest, BatchTooLarge
+from foundation.ids import BucketId
+from foundation.parallel import Mapper, in_turn
+from merge_engine.bucket.bucket import Bucket
+from merge_engine.merging.batch import read_keys
+from merge_engine.schema.schema import Column, Schema
+from merge_engine.schema.state_columns import state_column
+from recovery.reader.committed_lookup import Asked, committed_lookup, settled_lookup
+from recovery.reader.cut import Cut
+from recovery.reader.isolation import Isolation
+from server.protocol import wire
+from server.protocol.definitions import ClusterTable
+from server.protocol.reads import FOUND, Lookup, LookupAnswer, LookupStream
+from server.tablet.limits import Admission
+from server.tablet.metrics import Metrics
+from server.tablet.requests import Requests, columns_of, schema_of
+
+_FEW = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What a look-up asks for, as the table is now: which columns, under which schema."""
+
+    table: ClusterTable
+    schema: Schema
+    columns: Sequence[Column]
+    found: str | None
+    rows: pa.Schema
+
+    @classmethod
+    def of(cls, call: Lookup | LookupStream, table: ClusterTable) -> "_Plan":
+        schema = schema_of(call, table)
+        columns = columns_of(schema, table, call.columns)
+        flag = None
+        if isinstance(call, Lookup):
+            columns += map(state_column, columns_of(schema, table, call.states))
+            flag = FOUND if call.found else None
+        rows = pa.schema([(one.name, one.type) for one in (*schema.key_columns, *columns)])
+        return cls(table=table, schema=schema, columns=columns, found=flag, rows=rows)
+
+    def values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows without their keys. By place, for a state may be called like a column."""
+        return rows.select(range(len(self.schema.primary_key), rows.num_columns))
+
+    def named(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows with the names that the caller knows: a key may have another one by now."""
+        if rows.schema.equals(self.rows):
+            return rows
+        return pa.RecordBatch.from_arrays(rows.columns, schema=self.rows)
+
+
+class LookingUp:
+    """Looks up keys in the buckets that are hosted here. Safe for threads."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        admission: Admission,
+        metrics: Metrics,
+        mapper: Mapper,
+        *,
+        lookup_max_keys: int,
+    ) -> None:
+        """`mapper`: works on several buckets at a time."""
+        self._requests = requests
+        self._admission = admission
+        self._metrics = metrics
+        self._map = mapper
+        self._lookup_max_keys = lookup_max_keys
+
+    def lookup(self, call: Lookup) -> LookupAnswer:
+        """Return the values of the keys."""
+        plan = _Plan.of(call, self._requests.table(call))
+        return LookupAnswer.of([plan.values(batch) for batch in self.look_up(call, plan)])
+
+    def begin(self, call: LookupStream) -> "LookupExchange":
+        """Begin an exchange of look-ups."""
+        return LookupExchange(self, self._requests, self._admission, call)
+
+    def look_up(self, call: Lookup, plan: _Plan) -> list[pa.RecordBatch]:
+        """Return the keys and their values, a batch for each bucket."""
+        session, hosting = self._requests.session, self._requests.hosting
+        keys = self._requests.keys(plan.table, call.buckets)
+        asked = sum(batch.num_rows for batch in call.keys.values())
+        if asked > self._lookup_max_keys:
+            raise BatchTooLarge(
+                f"a look-up of {asked:,} keys; the limit is {self._lookup_max_keys:,} "
+                "(--lookup-max-keys): split it"
+            )
+        session.check()
+        of_buckets = [
+            _Keys(hosting.get(key).bucket, key.bucket, read_keys(batch, plan.schema))
+            for key, batch in zip(keys, call.keys.values(), strict=True)
+        ]
+        # Few keys are looked up before another thread would have begun to.
+        mapper = in_turn if asked <= _FEW else self._map
+        if call.isolation is Isolation.LATEST:
+            found = mapper(
+                lambda one: one.bucket.lookup_keys(one.keys, plan.columns, found=plan.found),
+                of_buckets,
+            )
+            session.check()  # Again: this process may have been paused in between.
+        else:
+            found = self._committed(call, plan, of_buckets, mapper)
+        self._metrics.count("keys_looked_up", asked, table=plan.table.name)
+        return found
+
+    def _committed(
+        self, call: Lookup, plan: _Plan, of_buckets: Sequence["_Keys"], mapper: Mapper
+    ) -> list[pa.RecordBatch]:
+        """Look up at the cut of the call or, if it has none, at one that has all there is."""
+
+        def at(cut: Cut) -> list[Asked]:
+            return [Asked(one.bucket, cut.at(one.key), one.keys) for one in of_buckets]
+
+        kept = self._requests.cuts.last(plan.table) if call.cut is None else None
+        if kept is not None:
+            found = settled_lookup(at(kept), plan.columns, mapper, found=plan.found)
+            if found is not None:
+                return found
+        cut = self._requests.cut(call, plan.table)
+        assert cut is not None  # The call is for what is committed.
+        return committed_lookup(at(cut), plan.columns, mapper, found=plan.found)
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Keys of a bucket, in the table's types."""
+
+    bucket: Bucket
+    key: BucketId
+    keys: Sequence[pa.Array]
+
+
+class LookupExchange:
+    """Look-ups that ask for the same, as they come one after the other. For one thread."""
+
+    def __init__(
+        self, looking_up: LookingUp, requests: Requests, admission: Admission, call: LookupStream
+    ) -> None:
+        self._looking_up = looking_up
+        self._requests = requests
+        self._admission = admission
+        self._call = call
+        self._plan = _Plan.of(call, requests.table(call))
+        self._checked: pa.Schema | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of all answers."""
+        return self._plan.rows
+
+    def answer(self, chunk: Any) -> pa.RecordBatch:
+        """Return the keys of a message and their values."""
+        keys, call = chunk.data, self._call
+        if keys is None:
+            raise BadRequest("a look-up without keys")
+        if self._checked is None:  # All batches of an exchange have one schema.
+            wire.check_plain(keys.schema)
+            self._checked = keys.schema
+        table = self._requests.table(call)
+        if self._plan.table is not table:
+            self._plan = _Plan.of(call, table)
+        with self._admission.holding(keys.get_total_buffer_size()):
+            asked = call.lookup(keys, bytes(chunk.app_metadata or b""))
+            found = self._looking_up.look_up(asked, self._plan)
+        return self._plan.named(found[0] if len(found) == 1 else pa.concat_batches(found))
