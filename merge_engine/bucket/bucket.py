@@ -307,8 +307,12 @@ class Bucket:
         shown = rows.only(history.positions(columns))
         return finished(history, key_columns, shown, columns, found=(found, rows.there))
 
-    def stored(self, key_columns: Sequence[pa.Array]) -> StoredAt:
+    def stored(
+        self, key_columns: Sequence[pa.Array], columns: Sequence[Column] | None = None
+    ) -> StoredAt:
         """Look up the states of keys that are in the table's types, all as of one offset.
+
+        `columns`: of the rows, in this order; None: all.
 
         Beside the writers, as a look-up is; only if one of them came in between, it is done again
         while they wait.
@@ -316,14 +320,14 @@ class Bucket:
         self._check_open()
         offset = self._view.applied
         try:
-            read = self._view.read(key_columns)
+            read = self._view.read(key_columns, columns)
         except UnknownSchema:  # The table was altered, and rows were written, since we looked.
             read = None
         if read is None or self._log.end != offset:
             with self.exclusive():
                 self._inner.catch_up()
                 offset = self._log.end
-                read = self._view.read(key_columns)
+                read = self._view.read(key_columns, columns)
         return StoredAt(*read, offset)
 
     def scan(

@@ -61,6 +61,8 @@ class BucketOptions:
         options.set_compression_type(DBCompressionType.lz4())
         options.set_write_buffer_size(self.write_buffer_bytes)
         options.set_max_background_jobs(2)
+        # As it writes, not all at its end: a put that syncs its segment would wait for that, too.
+        options.set_bytes_per_sync(MEBIBYTE)
         options.set_level_compaction_dynamic_level_bytes(True)
         options.set_keep_log_file_num(2)
         options.set_max_log_file_size(MEBIBYTE)

@@ -18,6 +18,8 @@ from merge_engine.schema.schema import Column, Schema
 
 # Before the encoded key of a row, in a view.
 ROW_PREFIX = b"r"
+# Of how many choices of columns the schema is kept.
+_MOST_SHOWN = 1_000
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class SchemaHistory:
         self.position = {
             column.id: position for position, column in enumerate(self.current.value_columns)
         }
+        # By the ids and names of the columns: the state of a column has its id.
+        self._shown: dict[tuple[tuple[int, str], ...], pa.Schema] = {}
 
     @property
     def schemas(self) -> Mapping[int, Schema]:
@@ -119,6 +123,17 @@ class SchemaHistory:
             if column.id not in self.position:
                 raise UnknownColumn(f"column '{column.name}' was dropped meanwhile; read again")
         return [self.position[column.id] for column in columns]
+
+    def shown(self, columns: Sequence[Column]) -> pa.Schema:
+        """Return the schema of rows as a reader sees them: the key, and these columns."""
+        names = tuple((column.id, column.name) for column in columns)
+        schema = self._shown.get(names)
+        if schema is None:
+            if len(self._shown) >= _MOST_SHOWN:
+                self._shown.clear()
+            fields = [(one.name, one.type) for one in (*self.current.key_columns, *columns)]
+            schema = self._shown[names] = pa.schema(fields)
+        return schema
 
     def row_keys(self, encoded_keys: pa.BinaryArray) -> list[bytes]:
         """Return encoded keys as the view stores them."""
@@ -217,12 +232,12 @@ def finished(
         finish(column, None if all_touched else rows.touched[:, j], rows.states[j])
         for j, column in enumerate(columns)
     ]
-    fields = [(one.name, one.type) for one in (*history.current.key_columns, *columns)]
+    schema = history.shown(columns)
     if found is not None:
         name, flags = found
-        fields.append((name, pa.bool_()))
+        schema = schema.append(pa.field(name, pa.bool_()))
         values.append(pa.array(flags))
-    return pa.record_batch([*keys, *values], schema=pa.schema(fields))
+    return pa.RecordBatch.from_arrays([*keys, *values], schema=schema)
 
 
 def finish(column: Column, touched: Flags | None, states: pa.Array) -> pa.Array:

@@ -95,15 +95,15 @@ class RowsCopy(NamedTuple):
 class Block:
     """Rows by slot."""
 
-    def __init__(self, types: StateTypes, *, exact: bool) -> None:
-        """`exact`: all keys are 8 bytes long."""
-        self._index = Index()
-        self._ids: Ids = np.zeros(_FIRST_CAPACITY, np.uint64)
-        self._keys = None if exact else VariableColumn(pa.binary(), _FIRST_CAPACITY)
+    def __init__(self, types: StateTypes, *, exact: bool, capacity: int = _FIRST_CAPACITY) -> None:
+        """`exact`: all keys are 8 bytes long. `capacity`: room for so many rows; it grows."""
+        self._index = Index(capacity)
+        self._ids: Ids = np.zeros(capacity, np.uint64)
+        self._keys = None if exact else VariableColumn(pa.binary(), capacity)
         self._column_ids = tuple(types)
-        self._columns: list[Column] = [make_column(one, _FIRST_CAPACITY) for one in types.values()]
-        self._touched = np.zeros((_FIRST_CAPACITY, len(types)), bool)
-        self._dirty = np.zeros(_FIRST_CAPACITY, bool)
+        self._columns: list[Column] = [make_column(one, capacity) for one in types.values()]
+        self._touched = np.zeros((capacity, len(types)), bool)
+        self._dirty = np.zeros(capacity, bool)
         self.dirty_rows = 0
         self.retiring = False
         self._being_written = False
@@ -113,6 +113,17 @@ class Block:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def capacity(self) -> int:
+        """How many rows it has room for."""
+        return len(self._ids)
+
+    def takes(self, rows: int, max_bytes: int) -> bool:
+        """Whether so many new rows may come here, if a block is to stay below this size."""
+        if self._count + rows <= self.capacity:
+            return self.nbytes < max_bytes
+        return 2 * self.nbytes <= max_bytes
 
     def find(self, keys: Keys) -> Slots:
         """Return the slots of the keys, or ABSENT."""

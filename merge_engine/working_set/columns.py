@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from merge_engine.encoding import ragged
 from merge_engine.encoding.codec import (
+    FEW,
     Records,
     decode,
     encode,
@@ -134,11 +135,22 @@ class VariableColumn:
     def encoded(self, slots: Slots) -> pa.BinaryArray:
         """Return the states as they are kept; BatchTooLarge for more than Arrow can hold."""
         entries = self._entries.take(slots)
+        if len(slots) <= FEW:
+            return self._few(entries, self._valid.take(slots))
         sizes = self._bounds.take(entries + 1) - self._bounds.take(entries)
         ragged.offsets_of(sizes)
         values = self._all().take(pa.array(entries)).cast(pa.binary())
         valid = self._valid.take(slots)
         return values if valid.all() else ragged.with_validity(values, valid)
+
+    def _few(self, entries: Slots, valid: Flags) -> pa.BinaryArray:
+        """The same value by value: for a look-up of one key, Arrow's `take` and `cast` are slow."""
+        begins, ends = self._bounds.take(entries).tolist(), self._bounds.take(entries + 1).tolist()
+        values = [
+            self._bytes[begin:end].tobytes() if there else None
+            for begin, end, there in zip(begins, ends, valid.tolist(), strict=True)
+        ]
+        return pa.array(values, pa.binary())
 
     def write(self, slots: Slots, states: Prepared) -> None:
         old = self._entries.take(slots)

@@ -29,8 +29,9 @@ _FEW = 16
 class Index:
     """Slots by number. Slot i has the number `ids[i]`, in an array that the owner keeps."""
 
-    def __init__(self) -> None:
-        self._make(_FIRST_BITS)
+    def __init__(self, capacity: int = 0) -> None:
+        """`capacity`: room for so many slots; it grows."""
+        self._make(_bits_for(capacity))
 
     @property
     def nbytes(self) -> int:
@@ -89,9 +90,7 @@ class Index:
     def insert(self, ids: Ids, first: int, count: int) -> None:
         """Take in the slots from `first` on, `count` of them, whose keys are not there yet."""
         end = first + count
-        bits = self._bits
-        while end > _LOAD * (1 << bits):
-            bits += 1
+        bits = _bits_for(end)
         if bits > self._bits:
             self._make(bits)
             first = 0
@@ -111,3 +110,11 @@ class Index:
 
     def _first_places(self, ids: Ids) -> Slots:
         return ((ids * _SPREAD) >> self._shift).astype(np.intp)
+
+
+def _bits_for(slots: int) -> int:
+    """Return of how many bits the places are in a table for so many slots."""
+    bits = _FIRST_BITS
+    while slots > _LOAD * (1 << bits):
+        bits += 1
+    return bits

@@ -160,13 +160,27 @@ class WorkingSet:
     def insert(self, keys: Keys, rows: StoredRows | None) -> Place:
         """Take in clean rows that are not here; None: nothing is touched in any of them."""
         with self.lock:
-            newest = self._blocks[-1] if self._blocks else None
-            if newest is None or newest.retiring or newest.nbytes >= self._block_bytes:
-                self._blocks.append(Block(state_types(self.history.current), exact=self._exact))
-            block = self._blocks[-1]
+            block = self._block_for(len(keys))
             place = Place(block, np.arange(len(keys)), block.insert(keys, rows))
             self._count()
             return place
+
+    def _block_for(self, rows: int) -> Block:
+        """Return the block that takes new rows in.
+
+        After one that is full comes one with as much room: to grow as it is filled would move all
+        rows, again and again, while somebody waits.
+        """
+        newest = self._blocks[-1] if self._blocks else None
+        if newest is not None and not newest.retiring and newest.takes(rows, self._block_bytes):
+            return newest
+        types = state_types(self.history.current)
+        if newest is None or newest.retiring:
+            block = Block(types, exact=self._exact)
+        else:
+            block = Block(types, exact=self._exact, capacity=newest.capacity)
+        self._blocks.append(block)
+        return block
 
     def write(self, located: Located, rows: PreparedRows) -> None:
         """Change rows, all of which are here."""

@@ -70,13 +70,16 @@ def settled_lookup(
 
 def _settled(wanted: Asked, columns: Sequence[Column], found: str | None) -> pa.RecordBatch | None:
     bucket, cut, key_columns = wanted
-    stored = bucket.stored(key_columns)
+    # Whether there is a row is for all columns to say.
+    stored = bucket.stored(key_columns, columns if found is None else None)
     bucket.confirm()
     try:
         if later_headers(bucket, cut, stored.offset):
             return None
     except CutTooOld:
         return None
+    if found is None:
+        return finished(stored.history, key_columns, stored.rows, columns)
     return _shown(stored.history, key_columns, stored.rows, columns, found)
 
 

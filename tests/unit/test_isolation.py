@@ -230,7 +230,7 @@ def test_rows_that_are_read_while_a_put_is_applied_are_all_as_of_one_offset(
 ) -> None:
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
 
-    def half_way(view: View, keys: Sequence[pa.Array]) -> Read:
+    def half_way(view: View, keys: Sequence[pa.Array], _: object) -> Read:
         monkeypatch.undo()
         first = view.read([keys[0][:1]])
         put(bucket, owner="me", k=[1, 2], a=[10, 10])

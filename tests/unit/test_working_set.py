@@ -130,7 +130,10 @@ def test_a_column_gives_back_what_was_written_last(
     column.grow(9)
     column.write(np.array([1, 8]), prepare(states[:2], np.ones(2, bool)))
     expected = pa.array([None, values[0], values[3], values[1], values[1]], data_type)
-    assert column.read(np.array([0, 1, 2, 3, 8])).equals(expected)
+    slots = np.array([0, 1, 2, 3, 8])
+    assert column.read(slots).equals(expected)
+    many = column.read(np.tile(slots, 10))  # Few are read in another way.
+    assert many.equals(pa.concat_arrays([expected] * 10))
     column.write(np.array([2]), prepare(states[3:], np.zeros(1, bool)))
     assert column.read(np.array([2])).null_count == 1, "what is not touched is null"
 
@@ -184,6 +187,29 @@ def test_a_block_keeps_rows_by_key(exact: bool) -> None:
     block.taken()
     block.written()
     assert block.may_be_dropped
+
+
+def test_a_block_is_filled_before_the_next_begins_which_has_as_much_room() -> None:
+    rows = WorkingSet(SchemaHistory([SUMS]), block_bytes=1 << 20)
+    blocks: list[Block] = []
+    for start in range(0, 100_000, 1000):
+        block = rows.insert(rows.keys(encoded(range(start, start + 1000))), None).block
+        if block not in blocks:
+            blocks.append(block)
+    full, after = blocks[:-1], blocks[1:]
+    assert full
+    assert all(block.nbytes <= 1 << 20 for block in blocks)
+    assert all(block.capacity - len(block) < 1000 for block in full)
+    assert all(block.capacity == full[0].capacity for block in after)
+    assert rows.locate(rows.keys(encoded(range(100_000)))).missing().tolist() == []
+
+
+def test_a_bucket_that_gave_way_begins_small_again() -> None:
+    rows = WorkingSet(SchemaHistory([SUMS]), block_bytes=1 << 20)
+    rows.insert(rows.keys(encoded(range(10_000))), None)
+    rows.retire_oldest()
+    block = rows.insert(rows.keys(encoded(range(10_000, 10_001))), None).block
+    assert block.capacity < 10_000
 
 
 # Views
