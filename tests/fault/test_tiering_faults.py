@@ -46,6 +46,8 @@ from tests.fault.tiering_scene import JOB_S, SEED, WAYS, Running, Scene
 from tests.support.zookeeper_server import wait_until
 
 LEASE_S = 2.0
+# Where a lease has to be renewed in time, on a machine that is busy with something else.
+RENEWED_LEASE_S = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,7 @@ def test_of_two_jobs_that_have_planned_the_same_round_one_goes_on_and_one_stops(
         jobs = []
         for number, (name, gate) in enumerate(zip(names, gates, strict=True)):
             report = told.append if number == winner else None
-            settings = {"once": number != winner, "interval_s": 0.1, "lease_s": LEASE_S}
+            settings = {"once": number != winner, "interval_s": 0.1, "lease_s": RENEWED_LEASE_S}
             job = scene.job(spark, report, **settings)
             jobs.append(stack.enter_context(Running(job, name)))
             gate.wait()
@@ -139,7 +141,7 @@ def test_of_two_jobs_that_have_planned_the_same_round_one_goes_on_and_one_stops(
         # The winner goes on, by what has changed: what it holds was not taken from it.
         scene.change()
         wait_until(lambda: told[-1].cut.has_same_work(scene.table.cut()), "it goes on", JOB_S)
-        pass_time(scene, LEASE_S)
+        pass_time(scene, RENEWED_LEASE_S)
         scene.change()
         scene.table.snapshot()
         wait_until(lambda: told[-1].cut.has_same_work(scene.table.cut()), "it goes on", JOB_S)
@@ -396,9 +398,12 @@ def test_a_round_that_takes_longer_than_the_lease_is_done_at_the_first_attempt(
 ) -> None:
     for failpoint in ("tier.leased", "tier.planned"):
         gate = Gate("slow")
-        with arm(failpoint, gate), Running(scene.job(spark, lease_s=LEASE_S), "slow") as slow:
+        with (
+            arm(failpoint, gate),
+            Running(scene.job(spark, lease_s=RENEWED_LEASE_S), "slow") as slow,
+        ):
             gate.wait()
-            outlive(scene, 2 * LEASE_S)
+            outlive(scene, 2 * RENEWED_LEASE_S)
             gate.open()
             assert slow.summary().failed == 0
             kind = RoundKind.COPY if failpoint == "tier.leased" else RoundKind.CHANGES

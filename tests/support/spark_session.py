@@ -53,6 +53,8 @@ def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
             "spark.executor.defaultJavaOptions": FASTER,
             "spark.local.dir": directory,
             "spark.sql.session.timeZone": "UTC",
+            # Without it, the stop of a query that is stuck waits for ever.
+            "spark.sql.streaming.stopTimeout": "120s",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(Path(directory, "warehouse")),
             "spark.ui.enabled": "false",

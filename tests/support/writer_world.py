@@ -50,6 +50,8 @@ from tests.support.writer_model import Cells, Content, Key, Model
 from tests.support.writer_table import BUCKETS, COLUMNS, definition, rows_of
 
 TTL_MS = 10_000
+# For what ends after as many attempts as were planned, however slow the machine is.
+DEADLINE_S = 60.0
 FAILPOINTS = [
     f"writer.{name}"
     for name in (
@@ -295,7 +297,7 @@ class World:
             expected |= {cell: value for cell, value in now.items() if cell[1] in pins}
 
         store = ReaderStore(self, begun, read)
-        cut = Cut.of_locks("t", ColumnLocks(store, 1.0).read(self.table))
+        cut = Cut.of_locks("t", ColumnLocks(store, DEADLINE_S).read(self.table))
         store.close()
         assert Cut.of(str(cut)) == cut
         self.cuts.append((cut, expected))
