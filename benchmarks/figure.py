@@ -84,7 +84,7 @@ class Setting:
     large_keys: int = 10_000_000
     small_keys: int = 10_000
     batch_rows: int = 100_000
-    backfill_rows: int = 6_000_000
+    backfill_rows: int = 4_000_000
     sizes: tuple[int, ...] = (1_000_000, 5_000_000, 10_000_000, 20_000_000)
     latency_s: float = 60.0
     runs: int = 5

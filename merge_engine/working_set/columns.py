@@ -30,6 +30,8 @@ from merge_engine.working_set.index import Slots
 
 # Buffers with less than this out of use are left alone.
 _MUCH = 1 << 20
+# The types whose values are their own bytes.
+_AS_IT_IS = (pa.string(), pa.binary())
 
 
 class Prepared(NamedTuple):
@@ -129,28 +131,32 @@ class VariableColumn:
         return self.copy(slots)()
 
     def copy(self, slots: Slots) -> Callable[[], pa.Array]:
+        if len(slots) <= FEW and self._type in _AS_IT_IS:
+            few = self._few(slots)
+            return lambda: pa.array(few, self._type)
         values = self.encoded(slots)
         return lambda: decode(values, self._type)
 
     def encoded(self, slots: Slots) -> pa.BinaryArray:
         """Return the states as they are kept; BatchTooLarge for more than Arrow can hold."""
-        entries = self._entries.take(slots)
         if len(slots) <= FEW:
-            return self._few(entries, self._valid.take(slots))
+            return pa.array(self._few(slots), pa.binary())
+        entries = self._entries.take(slots)
         sizes = self._bounds.take(entries + 1) - self._bounds.take(entries)
         ragged.offsets_of(sizes)
         values = self._all().take(pa.array(entries)).cast(pa.binary())
         valid = self._valid.take(slots)
         return values if valid.all() else ragged.with_validity(values, valid)
 
-    def _few(self, entries: Slots, valid: Flags) -> pa.BinaryArray:
+    def _few(self, slots: Slots) -> list[bytes | None]:
         """The same value by value: for a look-up of one key, Arrow's `take` and `cast` are slow."""
-        begins, ends = self._bounds.take(entries).tolist(), self._bounds.take(entries + 1).tolist()
-        values = [
-            self._bytes[begin:end].tobytes() if there else None
-            for begin, end, there in zip(begins, ends, valid.tolist(), strict=True)
-        ]
-        return pa.array(values, pa.binary())
+        values: list[bytes | None] = []
+        for slot in slots.tolist():
+            entry = self._entries.item(slot)
+            begin, end = self._bounds.item(entry), self._bounds.item(entry + 1)
+            there = self._valid.item(slot)
+            values.append(self._bytes[begin:end].tobytes() if there else None)
+        return values
 
     def write(self, slots: Slots, states: Prepared) -> None:
         old = self._entries.take(slots)
