@@ -63,6 +63,9 @@ class MemoryStorage:
         below = [p.removeprefix(self.prefix) for p in self.objects.now if p.startswith(self.prefix)]
         return sorted(name for name in below if "/" not in name)
 
+    def sizes(self) -> dict[str, int]:
+        return {name: len(self.read(name)) for name in self.names()}
+
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             self.objects.now.pop(self.prefix + name, None)
