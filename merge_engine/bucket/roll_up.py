@@ -17,6 +17,7 @@ A former leader that does not know of its successor yet may be doing this, too: 
 segments to roll up, and a range that is in two objects is the same in both.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import groupby, pairwise
@@ -38,6 +39,8 @@ from merge_engine.bucket.rolled import (
 from merge_engine.bucket.segment import SegmentKind, decode_segment, segment_name
 from merge_engine.storage.objects import ObjectStorage
 from merge_engine.storage.read_ahead import reading_ahead
+
+logger = logging.getLogger(__name__)
 
 # So many objects are made in one step.
 _AT_ONCE = 4
@@ -136,6 +139,7 @@ class RollUp:
                 self._create(rolled, data)
                 hit("roll_up.created")
                 self._finish(rolled, bases)
+                logger.info("%d segments of %s are in %s", len(bases), self._storage, rolled.name)
 
     def _read(self, run: Run) -> list[SegmentBytes]:
         """Read the segments of a run; LogGap unless they follow each other."""

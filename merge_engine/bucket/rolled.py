@@ -6,11 +6,12 @@ Layout of the object, named `<first offset>-<end offset>.rolled`, both in 20 dig
     index             zstd: JSON, of each segment its length in bytes and its header
     lengths           4 × u64, little-endian: of the segments as stored and as they were, and the
                       same of the index
+    body checksum     u64, little-endian: xxh3_64 of the segments as stored
     format version    u16, little-endian
     magic             b"TALLYROL"
     checksum          u64, little-endian: xxh3_64 of everything from the index on
 
-Each segment has a checksum of its own. The index stands at the end, so that whoever wants headers
+The index stands at the end, so that whoever wants headers
 only fetches no more than that. Its headers are those of segments of format 3, whatever the format
 of the segments: a new field of a header takes a new format here, too.
 """
@@ -40,7 +41,7 @@ from merge_engine.bucket.segment import (
 MAGIC = b"TALLYROL"
 ROLLED_SUFFIX = ".rolled"
 _CODEC = "zstd"
-_TAIL = struct.Struct("<QQQQH8sQ")
+_TAIL = struct.Struct("<QQQQQH8sQ")
 # So much is fetched at once of an object's end: mostly the whole index.
 _END_BYTES = 64 << 10
 _WAY_OUT = "restore it from a copy of the log"
@@ -119,18 +120,19 @@ def encode_rolled(segments: Sequence[SegmentBytes]) -> bytes:
     listed = json.dumps(entries, separators=(",", ":")).encode()
     body, index = (pa.compress(data, _CODEC, asbytes=True) for data in (whole, listed))
     lengths = len(body), len(whole), len(index), len(listed)
-    end: bytes = index + _TAIL.pack(*lengths, FORMATS.current, MAGIC, 0)[:-8]
+    checksum = xxhash.xxh3_64_intdigest(body)
+    end: bytes = index + _TAIL.pack(*lengths, checksum, FORMATS.current, MAGIC, 0)[:-8]
     return body + end + struct.pack("<Q", xxhash.xxh3_64_intdigest(end))
 
 
 def decode_rolled(name: str, data: bytes) -> RolledSegments:
     """Read the object back; CorruptSegment or UnknownFormat if it is not what was written."""
     index = read_index(name, io.BytesIO(data))
-    stored, length, *_ = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-    whole = _decompress(name, data[:stored], length)
-    if len(whole) != index.bounds[-1]:
-        raise _corrupt(name, f"it has {len(whole)} bytes of segments, not {index.bounds[-1]}")
-    return RolledSegments(index, memoryview(whole))
+    stored, length, _, _, checksum, *_ = _TAIL.unpack_from(data, len(data) - _TAIL.size)
+    body = data[:stored]
+    if xxhash.xxh3_64_intdigest(body) != checksum or length != index.bounds[-1]:
+        raise _corrupt(name, "checksum mismatch")
+    return RolledSegments(index, memoryview(_decompress(name, body, length)))
 
 
 def read_index(name: str, file: BinaryIO) -> RolledIndex:
@@ -139,7 +141,8 @@ def read_index(name: str, file: BinaryIO) -> RolledIndex:
     if size < _TAIL.size:
         raise _corrupt(name, f"only {size} bytes")
     end = _read_end(file, size, min(size, _END_BYTES))
-    _, _, stored, length, version, magic, checksum = _TAIL.unpack_from(end, len(end) - _TAIL.size)
+    tail = _TAIL.unpack_from(end, len(end) - _TAIL.size)
+    _, _, stored, length, _, version, magic, checksum = tail
     if magic != MAGIC:
         raise _corrupt(name, "truncated, or not a rolled object")
     needed = stored + _TAIL.size

@@ -49,7 +49,8 @@ class MemoryStorage:
         path = self.prefix + name
         if path in self.objects.now:
             raise AlreadyExists(f"{path} exists already")
-        self.objects.now[path] = self.objects.ever[path] = data
+        self.objects.now[path] = data
+        self.objects.ever.setdefault(path, data)  # What comes late to a name that was freed is not.
 
     def read(self, name: str) -> bytes:
         if self.prefix + name not in self.objects.now:
