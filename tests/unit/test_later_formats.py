@@ -156,6 +156,9 @@ def test_a_later_view_is_refused_as_such_and_so_is_a_copy_of_it(tmp_path: Path) 
 
 def test_every_format_is_tried_in_a_later_version() -> None:
     tried = {kind.formats.name for kind in KINDS}
-    tried |= {one.name for one in (segment.FORMATS, rolled.FORMATS, promise_objects.FORMATS, view_meta.FORMATS)}
+    tried |= {
+        one.name
+        for one in (segment.FORMATS, rolled.FORMATS, promise_objects.FORMATS, view_meta.FORMATS)
+    }
     tried |= {catalog.FORMATS.name, catalog.PARTITION_FORMATS.name}
     assert tried == set(registered())

@@ -137,13 +137,20 @@ def test_runs_are_full_by_number_or_by_size() -> None:
         Run(list(range(20)), 20),
         Run(list(range(20, 40)), 40),
     ]
-    assert runs(dict.fromkeys(range(45), 100), 99) == [Run([*range(20)], 20), Run([*range(20, 40)], 40)]
+    assert runs(dict.fromkeys(range(45), 100), 99) == [
+        Run([*range(20)], 20),
+        Run([*range(20, 40)], 40),
+    ]
     assert runs(dict.fromkeys(range(20), 1), 99) == []
 
 
 def test_a_large_segment_stays_and_ends_a_run_that_is_long_enough() -> None:
     small = dict.fromkeys(range(60), 1)
-    assert runs({**small, 16: 101}, 99) == [Run([*range(16)], 16), Run([*range(17, 37)], 37), Run([*range(37, 57)], 57)]
+    assert runs({**small, 16: 101}, 99) == [
+        Run([*range(16)], 16),
+        Run([*range(17, 37)], 37),
+        Run([*range(37, 57)], 57),
+    ]
     assert runs({**small, 15: 101}, 99)[0] == Run([*range(16, 36)], 36)
     assert runs(dict.fromkeys(range(60), 101), 99) == []
 
@@ -232,9 +239,7 @@ def test_killed_at_any_step_nothing_is_lost_and_the_next_leader_finishes(
 
 
 @pytest.mark.parametrize("fault", [done_but_unknown, not_done_and_unknown, sent_twice])
-def test_a_create_of_unknown_outcome_is_tried_again(
-    storage: FaultyStorage, fault: Create
-) -> None:
+def test_a_create_of_unknown_outcome_is_tried_again(storage: FaultyStorage, fault: Create) -> None:
     log = several_leaders(storage)
     before = seen(log)
     with arm("roll_up.read", lambda: storage.faults.append(fault)):
