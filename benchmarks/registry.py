@@ -20,6 +20,7 @@ from benchmarks.scans import scan_through_flight_vs_bare_iteration, scan_vs_bare
 from benchmarks.side_by_side import side_by_side
 from benchmarks.single_keys import single_key_lookups
 from benchmarks.sink import sink_overhead, sink_vs_delta, sink_vs_stateful
+from benchmarks.small_segments import small_segments
 from benchmarks.snapshots import (
     put_while_snapshotting,
     snapshot_incremental,
@@ -63,9 +64,10 @@ BENCHMARKS: dict[str, Benchmark] = {
         backfill_recovery,
         puts_beside_backfill,
         put_latency,
+        small_segments,
     )
 }
-ONLY_BY_NAME = frozenset({put_latency.__name__})
+ONLY_BY_NAME = frozenset({put_latency.__name__, small_segments.__name__})
 # Small sizes say nothing here, or Spark takes longer to get to speed than there is time.
 ONLY_FULL = frozenset(
     function.__name__

@@ -5,6 +5,8 @@ changelog          the changelog as readers see it: finished values, a record pe
 fair_lock          a lock that is given to those who wait for it in the order in which they came
 log                the log of a bucket: immutable segments, and the leader that appends
 log_and_view       what is merged is logged, and what is logged is applied to the view
+log_names          what the names in a log's storage say: its start, and the form of its parts
+log_reader         reading a log: its segments in their order, whichever objects they are in
 log_start          the mark of where a cleaned log starts, and what it says of what is gone
 masked_rows        the table at an earlier offset, from rows that are pinned at a later one
 masks              old states by key, in place of those stored, for a reader that looks back
@@ -16,6 +18,8 @@ pinned_rows        all rows of a view as they were at one moment, for a reader t
 put_to_all         one put to several buckets: all of them try the merge before the first one writes
 results            what puts and undos did: in one bucket, and in a table
 rocksdb_errors     what rocksdict raises, as our errors
+roll_up            old neighbours among the segments of a log become one larger object
+rolled             a rolled object: neighbouring segments in one, each byte for byte
 segment            a segment: one atomic commit of a bucket, as bytes
 row_writer         writes rows of a view to RocksDB, with all that goes with them, in one step
 snapshot_manifest  what a snapshot is of, and the objects that its files are in

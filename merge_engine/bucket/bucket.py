@@ -34,6 +34,7 @@ from merge_engine.bucket.overlay import Overlay
 from merge_engine.bucket.owner_work import OwnerWork
 from merge_engine.bucket.pinned_rows import PinnedRows
 from merge_engine.bucket.results import BucketResult, UndoResult
+from merge_engine.bucket.roll_up import RollUp
 from merge_engine.bucket.segment import AggMode, Segment, SegmentHeader, SegmentKind
 from merge_engine.bucket.tokens import check_writer
 from merge_engine.bucket.undo import UndoRange, to_the_end
@@ -109,6 +110,7 @@ class Bucket:
                 read_schemas=read_schemas,
             )
         self._log, self._view = self._inner.log, self._inner.view
+        self._roll_up = RollUp(self._log, storage, self.exclusive, self.confirm, self._options)
 
     @property
     def term(self) -> int:
@@ -413,6 +415,16 @@ class Bucket:
             self._inner.catch_up()
             durable = self._view.flush()
             return self._log.clean(min(before, durable), older_than_ms=older_than_ms)
+
+    def roll_up(self, before: int) -> bool:
+        """Roll up some of the log below `before` into larger objects; True if there may be more.
+
+        It reads the same as before, for everybody. Others write meanwhile. What is likely to be
+        read or undone soon is better left as it is: `before` should be stable, and in a snapshot or
+        in the view on disk.
+        """
+        self._check_open()
+        return self._roll_up.step(before)
 
     def flush(self) -> None:
         """Make the view durable, so that the next open has nothing to replay."""

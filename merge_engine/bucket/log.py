@@ -1,54 +1,47 @@
 """The log of a bucket: immutable segments, one after the other, and the leader that appends.
 
 Anybody reads; only a leader appends. A leader is made by a `leader` segment: its offset is the
-leader's *term*, and whoever led before collides with it on the next create. Two kinds of objects
-live in the log's storage: segments (`<base offset>.seg`) and, once the log was cleaned, a mark of
-where it starts (`<offset>.start`, see `log_start`). The mark is set before anything is deleted:
-from it on the segments follow each other without a gap, and what is left below it means nothing,
-except that `leader` segments stay for ever, so that their names are never free again.
+leader's *term*, and whoever led before collides with it on the next create. Once the log was
+cleaned, there is a mark of where it starts (see `log_start`), which is set before anything is
+deleted: from it on the segments follow each other without a gap, and what is left below it means
+nothing. Old segments are rolled up into larger objects (see `roll_up`).
+
+Names that cleaning and rolling up have freed could be taken again. `leader` segments stay for ever,
+so whoever led collides with its successor's, if it knows where its own segments end. Who does not,
+for the outcome of its last create is unknown, and who is only about to lead, looks after its create
+whether the offset was cleaned or rolled up before: then it means nothing, and is not the end.
 """
 
 import time
 import uuid
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from foundation.errors import (
     AlreadyExists,
-    CorruptSegment,
     Deposed,
-    LogGap,
-    MissingObject,
-    OffsetOutOfRange,
     StorageUnavailable,
     TallybookError,
-    UnknownFormat,
     UnknownOutcome,
 )
 from foundation.failpoints import hit
-from merge_engine.bucket.log_start import (
-    START_SUFFIX,
-    CleanedOwners,
-    decode_start,
-    encode_start,
-    start_name,
-    with_cleaned,
-)
+from merge_engine.bucket.log_names import LogNames
+from merge_engine.bucket.log_reader import LogReader
+from merge_engine.bucket.log_start import encode_start, start_name, with_cleaned
+from merge_engine.bucket.rolled import RolledRange
 from merge_engine.bucket.segment import (
-    SUFFIX,
     Segment,
     SegmentHeader,
     SegmentKind,
-    decode_segment,
     encode_segment,
     segment_name,
 )
 from merge_engine.storage.objects import ObjectStorage
-from merge_engine.storage.read_ahead import Read, reading_ahead
 
 _LEAD_ATTEMPTS = 100
+_DELETED_AT_ONCE = 100
 
 
 def wall_clock_ms() -> int:
@@ -56,45 +49,31 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Log:
-    """The segments of one bucket, as last seen by this process.
+class Log(LogReader):
+    """The segments of one bucket, and what a leader does with them.
 
     Not safe for concurrent use: the bucket serialises its calls, except those that only read
     (`segments`, `read`, `headers`, `learn_headers`, `confirm_at`). `end` is right for the leader;
-    for others it is where the log ended when `refresh` looked. `cleaned` is what is known of the
-    log before `start`, at least; None: nothing.
+    for others it is where the log ended when `refresh` looked.
     """
 
     def __init__(
         self, storage: ObjectStorage, *, clock_ms: Callable[[], int] = wall_clock_ms
     ) -> None:
-        self._storage = storage
         self._clock_ms = clock_ms
-        self._bases: list[int] = []
-        # By base offset, of every segment that was written or read here: a segment never changes.
-        self._headers: dict[int, SegmentHeader] = {}
         # The nonce of a create whose outcome is not known.
         self._in_doubt: str | None = None
-        self.cleaned: CleanedOwners | None = {}
-        self.start = 0
-        self.end = 0
+        # The bases of segments of leaders that are kept although they were cleaned.
+        self._leaders: set[int] = set()
         self.term: int | None = None
         self.deposed = False
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Look again where the log starts and ends."""
-        names = self._take_marked_start()
-        self._bases = [_offset_of(name) for name in names if name.endswith(SUFFIX)]
-        # What stands below the start means nothing, whatever it says about its own end: a create of
-        # unknown outcome may still arrive at an offset that was occupied and then cleaned.
-        has_segments = bool(self._bases) and self._bases[-1] >= self.start
-        self.end = self._read(self._bases[-1]).header.end_offset if has_segments else self.start
+        super().__init__(storage)
 
     def lead(self) -> int:
         """Append a leader segment and return its offset, the term.
 
-        The former leader may still be appending: chase the end until the segment fits.
+        The former leader may still be appending: chase the end until the segment fits. If it has
+        rolled the end up that we saw, or cleaned it, our segment fits there, too, and is in vain.
         """
         for _ in range(_LEAD_ATTEMPTS):
             header = self._header(SegmentKind.LEADER, self.end)
@@ -106,6 +85,9 @@ class Log:
                 if found is None or found.header.nonce != header.nonce:
                     self.refresh()
                     continue
+            if self._is_spent(self.end):
+                self.refresh()
+                continue
             self._advance(header)
             self.term = header.base_offset
             return self.term
@@ -154,10 +136,17 @@ class Log:
         if self._in_doubt is None:
             return False
         header = self._header(SegmentKind.EMPTY, term)
+        taken = False
         try:
             self._storage.create(segment_name(self.end), encode_segment(Segment(header, {}, {})))
         except AlreadyExists:
-            header = self._read(self.end).header
+            taken = True
+        if self._is_spent(self.end):
+            # Not by us: what we wanted to write was there, and a leader has come after it.
+            self.deposed = True
+            self.check_leading()
+        if taken:
+            header = self._headers_at(self.end)[0]
             ours = header.kind is SegmentKind.EMPTY or header.nonce == self._in_doubt
             if header.term != term or not ours:
                 self.deposed = True
@@ -165,6 +154,14 @@ class Log:
         self._in_doubt = None
         self._advance(header)
         return header.kind is not SegmentKind.EMPTY
+
+    def _is_spent(self, offset: int) -> bool:
+        """Whether the offset was cleaned or rolled up, so that its name is free, or was.
+
+        To be asked after a create there, if it is not certain that nobody was there before.
+        """
+        self._look()
+        return offset < self.start or self._rolled.at(offset) is not None
 
     def _settle_now(self, cause: Exception) -> bool:
         """Settle a create of this very call: to fail now, for whatever reason, is not to know."""
@@ -177,78 +174,6 @@ class Log:
                 f"offset {self.end}: {cause}; and then {exc}; the next call finds out first"
             ) from exc
 
-    def segments(self, start: int, stop: int | None = None) -> Iterator[Segment]:
-        """Yield the segments that hold the offsets [start, stop), whole, without a gap."""
-        stop = self.end if stop is None else min(stop, self.end)
-        if start < self.start or start > self.end:
-            raise OffsetOutOfRange(
-                f"offset {start} is not in the log, which has [{self.start}, {self.end})"
-            )
-        if start >= stop:
-            return
-        expected = self._base_at(start)
-        bases = self._bases
-        known = bases[bisect_left(bases, expected) : bisect_left(bases, stop)]
-        with self._reading(known) as read:
-            while expected < stop:
-                segment = self._read(expected, read)
-                if segment.header.end_offset > start:
-                    yield segment
-                expected = segment.header.end_offset
-
-    def read(self, bases: Iterable[int]) -> Iterator[Segment]:
-        """Yield the segments with these base offsets; OffsetOutOfRange if one was cleaned."""
-        wanted = list(bases)
-        with self._reading(wanted) as read:
-            for base in wanted:
-                yield self._read(base, read)
-
-    def headers(self, start: int, stop: int | None = None) -> Iterator[SegmentHeader]:
-        """Yield the headers of the segments that hold the offsets [start, stop), without a gap.
-
-        From memory, as far as they were written or read here; else from the store, once. What was
-        cleaned, before or meanwhile, is left out.
-        """
-        stop = self.end if stop is None else min(stop, self.end)
-        if start >= stop:
-            return
-        expected = self._base_at(start)
-        while (expected := max(expected, self.start)) < stop:
-            header = self._headers.get(expected)
-            if header is None:
-                try:
-                    header = self._read(expected).header
-                except OffsetOutOfRange:  # Cleaned just now, so that the start is further on.
-                    continue
-            if header.end_offset > start:
-                yield header
-            expected = header.end_offset
-
-    def learn_headers(self, start: int, go_on: Callable[[], bool]) -> bool:
-        """Have the headers from `start` on in memory; False if `go_on` said no before all are.
-
-        One at least is read, so that whoever calls again and again gets there.
-        """
-        first = self._base_at(start)
-        unknown = [base for base in self._bases if base >= first and base not in self._headers]
-        with self._reading(unknown) as read:
-            for number, base in enumerate(unknown):
-                if number and not go_on():
-                    return False
-                with suppress(OffsetOutOfRange):  # Cleaned just now.
-                    self._read(base, read)
-        return True
-
-    def _reading(self, bases: Iterable[int]) -> AbstractContextManager[Read]:
-        """Begin to read the segments with these base offsets, in this order."""
-        return reading_ahead(self._storage, map(segment_name, bases))
-
-    def _base_at(self, offset: int) -> int:
-        """Return the base of the segment that holds an offset; the start if it was cleaned."""
-        bases = self._bases  # Once: `clean` puts another list in its place.
-        at = bisect_right(bases, offset) - 1
-        return max(self.start, bases[at]) if at >= 0 else self.start
-
     def clean(self, before: int, *, older_than_ms: int | None = None) -> int:
         """Drop the segments that end at or below `before`; return the log's new start.
 
@@ -258,18 +183,23 @@ class Log:
         has deleted is gone. Deposed: that is us.
         """
         self.confirm()
-        self._take_marked_start()
-        start, spent = self.start, []
-        for header in self.headers(self.start, before):
-            too_young = older_than_ms is not None and header.timestamp_ms >= older_than_ms
-            if header.end_offset > before or too_young:
-                break
-            start = header.end_offset
-            spent.append(header)
+        self._look()
+        start = self.start
+
+        def spent() -> Iterator[SegmentHeader]:
+            nonlocal start
+            for header in self.headers(self.start, before):
+                too_young = older_than_ms is not None and header.timestamp_ms >= older_than_ms
+                if header.end_offset > before or too_young:
+                    return
+                start = header.end_offset
+                if header.is_change:
+                    yield header
+
+        cleaned = with_cleaned(self.cleaned or {}, spent())
         if start > self.start:
-            cleaned = self.cleaned
-            if cleaned is not None:
-                cleaned = with_cleaned(cleaned, (one for one in spent if one.is_change))
+            if self.cleaned is None:
+                cleaned = None
             hit("clean.before_mark")
             with suppress(AlreadyExists):  # Whoever has marked it: it says the same.
                 self._storage.create(start_name(start), encode_start(cleaned))
@@ -278,37 +208,40 @@ class Log:
         self._delete_below(self.start)
         return self.start
 
-    def _take_marked_start(self) -> Sequence[str]:
-        """Look where the log starts by now: somebody else may have cleaned it. Return all names."""
-        while True:
-            names = self._storage.names()
-            start = _marked_start(names)
-            if start <= self.start:
-                return names
-            name = start_name(start)
-            try:
-                with self._located():
-                    # First what is known of it: who reads meanwhile knows rather too much of it.
-                    self.cleaned = decode_start(name, self._storage.read(name))
-            except MissingObject:  # Another mark has taken its place.
-                continue
-            self.start = start
-            return names
-
     def _delete_below(self, start: int) -> None:
-        spent = set()
-        for base in [base for base in self._bases if base < start]:
-            header = self._headers.get(base) or self._found_header(base)
-            if header is None or header.kind is not SegmentKind.LEADER:
-                spent.add(base)
-                self._storage.delete([segment_name(base)])
-                hit("clean.deleted")
-        self._bases = [base for base in self._bases if base not in spent]
-        marks = [name for name in self._storage.names() if name.endswith(START_SUFFIX)]
-        self._storage.delete([name for name in marks if _offset_of(name) < start])
+        names = LogNames.of(self._storage.names())
+        spent = [one.name for one in names.rolled if one.end <= start]
+        for base in names.bases[: bisect_left(names.bases, start)]:
+            if base not in self._leaders:
+                header = self._headers.get(base) or self._found_header(base)
+                if header is not None and header.kind is SegmentKind.LEADER:
+                    self._leaders.add(base)
+                else:
+                    spent.append(segment_name(base))
+        for _ in self.delete([*spent, *names.marks_below(start)]):
+            hit("clean.deleted")
+        self._bases = self._bases[bisect_left(self._bases, start) :]
         for base in list(self._headers):  # A copy: readers may add to it meanwhile.
             if base < start:
                 self._headers.pop(base, None)
+
+    def rolled_up(self, rolled: RolledRange) -> None:
+        """Know that the segments of a range are in one object by now, also where they are not."""
+        self._rolled.learn([rolled], self.start)
+        first, end = (bisect_left(self._bases, offset) for offset in rolled)
+        for base in self._bases[first:end]:
+            self._headers.pop(base, None)
+        self._bases = self._bases[:first] + self._bases[end:]
+
+    def loose_before(self, offset: int) -> int:
+        """Return how many segments before an offset are known that are objects of their own."""
+        return bisect_left(self._bases, offset)
+
+    def delete(self, names: Sequence[str]) -> Iterator[None]:
+        """Delete objects, many at a time: each time the store is asked, or the directory synced."""
+        for first in range(0, len(names), _DELETED_AT_ONCE):
+            self._storage.delete(names[first : first + _DELETED_AT_ONCE])
+            yield
 
     def _header(self, kind: SegmentKind, term: int) -> SegmentHeader:
         return SegmentHeader(
@@ -319,45 +252,9 @@ class Log:
             timestamp_ms=self._clock_ms(),
         )
 
-    def _read(self, base: int, read: Read | None = None) -> Segment:
-        name = segment_name(base)
-        try:
-            return self._decode(name, read)
-        except MissingObject as exc:
-            self._take_marked_start()
-            if base < self.start:
-                raise OffsetOutOfRange(
-                    f"offset {base} was cleaned meanwhile; the log starts at {self.start}"
-                ) from exc
-            raise LogGap(
-                f"segment {name} is missing from {self._storage}, which has [{self.start}, "
-                f"{self.end}); restore it from a copy of the log"
-            ) from exc
-
     def _found_header(self, base: int) -> SegmentHeader | None:
         found = self._find(base)
         return None if found is None else found.header
-
-    def _find(self, base: int) -> Segment | None:
-        """Return the segment at this offset, if there is one by now."""
-        try:
-            return self._decode(segment_name(base))
-        except MissingObject:
-            return None
-
-    def _decode(self, name: str, read: Read | None = None) -> Segment:
-        with self._located():
-            segment = decode_segment(name, (read or self._storage.read)(name))
-        self._headers[segment.header.base_offset] = segment.header
-        return segment
-
-    @contextmanager
-    def _located(self) -> Iterator[None]:
-        """What is wrong with an object is said together with where it is."""
-        try:
-            yield
-        except (CorruptSegment, UnknownFormat) as exc:
-            raise type(exc)(f"{exc} (in {self._storage})") from exc
 
     def check_leading(self) -> int:
         """Return the term; Deposed if another leader is known to have come since."""
@@ -393,15 +290,3 @@ class Log:
         self._headers[header.base_offset] = header
         insort(self._bases, header.base_offset)
         self.end = header.end_offset
-
-
-def _marked_start(names: Sequence[str]) -> int:
-    """Return where the marks among these names say that the log starts."""
-    return max((_offset_of(name) for name in names if name.endswith(START_SUFFIX)), default=0)
-
-
-def _offset_of(name: str) -> int:
-    try:
-        return int(name.partition(".")[0])
-    except ValueError:
-        raise CorruptSegment(f"{name!r} is not an object of a log; move it away") from None

@@ -25,11 +25,15 @@ class BucketOptions:
     `behind_max_*`: rows that have changed are written to RocksDB together when they reach this
     size, or when so many offsets of the log would have to be replayed: up to `behind_few_rows`
     at once, and more than that beside other calls.
+    `roll_up_*`: so many old segments of the log, or so many bytes of them, become one object; those
+    that are large already stay as they are.
     `undo_max_*`: about how much an undo takes back in one step; others write in between.
     """
 
     put_max_rows: int = 1_000_000
     put_max_bytes: int = 64 * MEBIBYTE
+    roll_up_segments: int = 1000
+    roll_up_bytes: int = 8 * MEBIBYTE
     undo_max_bytes: int = 8 * MEBIBYTE
     undo_max_rows: int = 50_000
     working_set_bytes: int = 512 * MEBIBYTE

@@ -272,7 +272,8 @@ def _fields_of(table: pa.Table) -> dict[str, Any]:
     return fields
 
 
-def _header_of(fields: dict[str, Any]) -> SegmentHeader:
+def header_of(fields: dict[str, Any]) -> SegmentHeader:
+    """Return the header whose fields JSON has said."""
     token = fields.pop("token")
     mode = fields.pop("agg_mode")
     return SegmentHeader(
@@ -287,11 +288,11 @@ def _header_of(fields: dict[str, Any]) -> SegmentHeader:
 
 
 def _read_format_1(table: pa.Table) -> Segment:
-    return _from_table(_header_of({**_fields_of(table), "part": 0, "more": False}), table)
+    return _from_table(header_of({**_fields_of(table), "part": 0, "more": False}), table)
 
 
 def _read_format_2(table: pa.Table) -> Segment:
-    return _from_table(_header_of(_fields_of(table)), table)
+    return _from_table(header_of(_fields_of(table)), table)
 
 
 FORMATS: Formats[Callable[[pa.Table], Segment]] = Formats(

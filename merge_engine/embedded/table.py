@@ -232,7 +232,8 @@ class EmbeddedTable(DerivedCalls):
 
         `keep_from`: offsets from which a bucket's log must stay, such as those of an owner's last
         commit: an undo cannot go back further than the log. From then on the views are no longer a
-        mere cache of the log: keep them, or a copy.
+        mere cache of the log: keep them, or a copy. What stays of the log before these offsets is
+        rolled up: many small segments become few objects.
         """
         for bucket_id in self.bucket_ids():
             bucket = self.bucket(bucket_id)
@@ -240,6 +241,8 @@ class EmbeddedTable(DerivedCalls):
             if keep_from is not None:
                 before = min(before, keep_from.get(bucket_id, 0))
             bucket.clean(before, older_than_ms=older_than_ms)
+            while bucket.roll_up(before):
+                pass
 
     def flush(self) -> None:
         """Write all views to disk."""

@@ -75,6 +75,9 @@ class ObjectStorage(Protocol):
     def names(self) -> list[str]:
         """Return all names, sorted."""
 
+    def sizes(self) -> dict[str, int]:
+        """Return how many bytes each object has, by name; in the order of the names."""
+
     def delete(self, names: Sequence[str]) -> None:
         """Delete the objects; names that do not exist are passed over."""
 
@@ -152,6 +155,13 @@ class LocalStorage:
         self._remove_stale([name for name in found if name.startswith(TEMPORARY_PREFIX)])
         return sorted(name for name in found if not name.startswith(TEMPORARY_PREFIX))
 
+    def sizes(self) -> dict[str, int]:
+        found = {}
+        for name in self.names():
+            with suppress(FileNotFoundError):  # Deleted since.
+                found[name] = (self._directory / name).stat().st_size
+        return found
+
     def _remove_stale(self, temporaries: Sequence[str]) -> None:
         """Remove what killed processes left, but nothing that a live one may be writing.
 
@@ -225,20 +235,26 @@ class RemoteStorage:
         return cast(BinaryIO, _RemoteFile(self._store, self._prefix + name))
 
     def names(self) -> list[str]:
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
         try:
             listing = obstore.list_with_delimiter(self._store, self._prefix or None)
         except Exception as exc:
             raise StorageUnavailable(f"{self._prefix}: {_first_line(exc)}") from exc
-        return sorted(entry["path"][len(self._prefix) :] for entry in listing["objects"])
+        found = {entry["path"][len(self._prefix) :]: entry["size"] for entry in listing["objects"]}
+        return dict(sorted(found.items()))
 
     def delete(self, names: Sequence[str]) -> None:
-        for name in names:
-            try:
-                obstore.delete(self._store, self._prefix + name)
-            except (NotFoundError, FileNotFoundError):
-                continue
-            except Exception as exc:
-                raise StorageUnavailable(f"{self._prefix}{name}: {_first_line(exc)}") from exc
+        paths = [self._prefix + name for name in names]
+        try:
+            obstore.delete(self._store, paths)
+        except (NotFoundError, FileNotFoundError):
+            # Some stores end with the first that does not exist: one by one, then.
+            for path in paths if len(paths) > 1 else ():
+                self.delete([path.removeprefix(self._prefix)])
+        except Exception as exc:
+            raise StorageUnavailable(f"{self._prefix}: {_first_line(exc)}") from exc
 
     def child(self, path: str) -> "RemoteStorage":
         return RemoteStorage(self._store, self._prefix + path)

@@ -57,8 +57,12 @@ class _ReadAhead:
 
     def _begin(self) -> None:
         """Begin to read more, unless there is much that waits."""
-        ready = [one for one in self._begun.values() if one.done() and one.exception() is None]
+        done = [one for one in self._begun.values() if one.done()]
+        ready = [one for one in done if one.exception() is None]
         if sum(len(one.result()) for one in ready) >= _MOST_BYTES:
             return
-        for name in islice(self._left, max(0, self._ahead - len(self._begun))):
+        # What is gone, for it was rolled up meanwhile, is perhaps never asked for, and not waited
+        # for.
+        begun = len(self._begun) - len(done) + len(ready)
+        for name in islice(self._left, max(0, self._ahead - begun)):
             self._begun[name] = self._pool.submit(self._storage.read, name)

@@ -231,7 +231,8 @@ class Table(EmbeddedTable, Standing):
 
         What a writer has not committed is kept, for it may have to be undone. `keep_from`: offsets
         from which a bucket's log must stay, such as those that an `undo` is to go back to. From
-        then on the views are no longer a mere cache of the log: keep them, or a copy.
+        then on the views are no longer a mere cache of the log: keep them, or a copy. What stays of
+        the log before these offsets is rolled up: many small segments become few objects.
         """
         kept: dict[BucketId, int] = {}
         for bucket_id in self.bucket_ids():

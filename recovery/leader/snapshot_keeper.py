@@ -10,7 +10,8 @@ when it is listed until it is retired. Steps, and what is left if the process di
 5. of the retired, those that no lease pins: delete their files, then take them off the list.
    Whoever leases one meanwhile finds it retired, or was there before and is seen here.
 
-The log is cleaned up to the oldest stable offset of all that are kept, listed or leased.
+The log is cleaned up to the oldest stable offset of all that are kept, listed or leased. What stays
+of it before the latest one is rolled up, a little at a time.
 """
 
 import logging
@@ -104,6 +105,14 @@ class SnapshotKeeper:
         if before is None:
             return self._bucket.start_offset
         return self._bucket.clean(before, older_than_ms=older_than_ms)
+
+    def roll_up_log(self) -> bool:
+        """Roll up some of the log before the latest snapshot; True if there may be more.
+
+        That is stable, so it is rarely read, and the view on disk has it.
+        """
+        latest = None if self._list is None else self._list.latest
+        return latest is not None and self._bucket.roll_up(latest.stable)
 
     @property
     def has_surplus(self) -> bool:

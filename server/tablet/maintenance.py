@@ -1,8 +1,8 @@
 """What a server does by itself for the buckets that it leads, and for those that were dropped.
 
-Snapshots in their time and on demand, what they make needless, the log before them; and the files
-of dropped tables and partitions, once nobody leads or leases them. All of it can be cut off at any
-point and is taken up again, by this server or another.
+Snapshots in their time and on demand, what they make needless, the log before them, which is
+cleaned and rolled up; and the files of dropped tables and partitions, once nobody leads or leases
+them. All of it can be cut off at any point and is taken up again, by this server or another.
 """
 
 import logging
@@ -47,6 +47,8 @@ class _Kept:
     keeper: SnapshotKeeper
     due_s: float
     free_s: float = 0.0
+    # Whether there may be something of its log to roll up.
+    rolls_up: bool = False
 
 
 class Maintenance:
@@ -143,6 +145,10 @@ class Maintenance:
             kept.free_s = now_s + _FREE_AGAIN_S
             kept.keeper.free()
             kept.free_s = now_s
+        if kept.rolls_up:
+            # A little at a time, for others wait; and not again until the next snapshot if it fails.
+            kept.rolls_up = False
+            kept.rolls_up = kept.keeper.roll_up_log()
 
     def _take(self, kept: _Kept) -> ListedSnapshot:
         # Whatever comes of it: one that fails is not tried all the time.
@@ -153,6 +159,7 @@ class Maintenance:
             now_ms = self._requests.session.now_ms()
             older_than_ms = now_ms - int(self._config.log_ttl_s * 1000)
             kept.keeper.clean_log(older_than_ms=older_than_ms)
+        kept.rolls_up = True
         return latest
 
     def _keeper(self, key: LeadKey, led: LedBucket) -> _Kept:

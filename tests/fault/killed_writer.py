@@ -42,6 +42,7 @@ OPTIONS = BucketOptions(
     behind_few_rows=5,
     undo_max_bytes=3000,
     write_buffer_bytes=1 << 16,
+    roll_up_segments=3,
 )
 
 Offsets = dict[str, dict[str, int]]
@@ -89,7 +90,11 @@ def operations(seed: int) -> Iterator[Step]:
     """Yield operations without end."""
     chance = random.Random(seed)
     kinds = (
-        ["put"] * 9 + ["delete"] * 2 + ["commit"] * 3 + ["undo"] * 3 + ["clean", "clean", "reopen"]
+        ["put"] * 9
+        + ["delete"] * 2
+        + ["commit"] * 3
+        + ["undo"] * 3
+        + ["clean", "clean", "roll up", "roll up", "reopen"]
     )
     for number in count():
         owner = chance.choice(sorted(OWNERS))
@@ -159,6 +164,14 @@ def clean(table: Table, committed: Offsets) -> None:
     table.clean(keep_from=keep_from)
 
 
+def roll_up(table: Table) -> None:
+    """Roll up all of the log, also what may yet be undone: it reads the same."""
+    for bucket_id in table.bucket_ids():
+        bucket = table.bucket(bucket_id)
+        while bucket.roll_up(bucket.end_offset):
+            pass
+
+
 def end_offsets(table: Table) -> dict[str, int]:
     """Return the log ends as JSON has them."""
     return {str(bucket_id.number): end for bucket_id, end in table.end_offsets().items()}
@@ -180,6 +193,8 @@ def main(directory: str, seed: int, first: int, committed: Offsets) -> None:
             undo(table, step.owner, committed.get(step.owner, {}))
         elif step.kind == "clean":
             clean(table, committed)
+        elif step.kind == "roll up":
+            roll_up(table)
         else:
             table.close()
             table = Table.open(directory, options=OPTIONS)

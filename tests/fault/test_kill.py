@@ -24,7 +24,8 @@ import pyarrow as pa
 import pytest
 
 from foundation.failpoints import ENVIRONMENT_VARIABLE
-from merge_engine.bucket.segment import SegmentKind, decode_segment
+from merge_engine.bucket.log_names import LogNames
+from merge_engine.bucket.segment import SegmentKind, decode_segment, segment_name
 from merge_engine.merging.hashing import bucket_of
 from recovery.embedded.table import Table
 from tests.fault.killed_writer import (
@@ -37,6 +38,7 @@ from tests.fault.killed_writer import (
     end_offsets,
     failpoint_names,
     operations,
+    roll_up,
     send,
     table_schema,
     undo,
@@ -57,6 +59,9 @@ LATEST_VISIT = {
     "put.applied": 25,
     "put.logged": 25,
     "put.planned": 25,
+    "roll_up.created": 4,
+    "roll_up.deleted": 4,
+    "roll_up.read": 3,
     "storage.linked": 30,
     "storage.written": 30,
     "undo.planned": 8,
@@ -230,6 +235,9 @@ def check_and_finish(directory: Path, history: History) -> None:
         elif step.kind == "clean":
             clean(table, history.offsets)
             check_cleaned(directory)
+        elif step.kind == "roll up":
+            roll_up(table)
+            check_rolled_up(directory)
         elif step.kind == "commit":
             offsets = end_offsets(table)
         history.finish(step, offsets)
@@ -288,6 +296,18 @@ def check_cleaned(directory: Path) -> None:
         for path in log.glob("*.seg"):
             if marks and int(path.stem) < marks[0]:
                 kind = decode_segment(path.name, path.read_bytes()).header.kind
+                assert kind is SegmentKind.LEADER
+
+
+def check_rolled_up(directory: Path) -> None:
+    """Check that what was rolled up by whoever was killed has been finished by the next."""
+    for log in (directory / "log" / "table").iterdir():
+        names = LogNames.of(path.name for path in log.iterdir() if path.is_file())
+        ranges = names.to_ranges()
+        for base in names.bases:
+            if ranges.at(base) is not None:
+                name = segment_name(base)
+                kind = decode_segment(name, (log / name).read_bytes()).header.kind
                 assert kind is SegmentKind.LEADER
 
 

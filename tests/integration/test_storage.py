@@ -133,6 +133,13 @@ def test_names_are_sorted_and_complete(storage: ObjectStorage) -> None:
     assert storage.names() == [f"{number:020d}.seg" for number in (1, 2, 9, 10)]
 
 
+def test_sizes_are_those_of_all_objects_by_their_names(storage: ObjectStorage) -> None:
+    assert storage.sizes() == {}
+    for name, size in (("b", 3), ("a", 0), ("c", 1)):
+        storage.create(name, b"x" * size)
+    assert list(storage.sizes().items()) == [("a", 0), ("b", 3), ("c", 1)]
+
+
 def test_a_deleted_object_is_gone_and_deleting_it_again_is_fine(storage: ObjectStorage) -> None:
     storage.delete([])
     storage.delete(["never-existed"])

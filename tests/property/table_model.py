@@ -59,6 +59,7 @@ def bucket_options() -> st.SearchStrategy[BucketOptions]:
         behind_max_offsets=st.sampled_from([1, 2, 3, 6, 1 << 20]),
         behind_few_rows=st.sampled_from([0, 3, 1 << 20]),
         undo_max_bytes=st.sampled_from([1, 400, 1 << 20]),
+        roll_up_segments=st.sampled_from([2, 3, 5]),
         block_cache_bytes=st.just(1 << 20),
     )
 

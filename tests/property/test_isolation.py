@@ -142,7 +142,7 @@ class IsolationMachine(RuleBasedStateMachine):
     )
     def open(self, undo_max_bytes: int, undo_looks: int) -> None:
         self.undo_looks = undo_looks
-        self.options = BucketOptions(undo_max_bytes=undo_max_bytes)
+        self.options = BucketOptions(undo_max_bytes=undo_max_bytes, roll_up_segments=3)
         self.bucket = self.open_bucket()
         for owner in ("x", "y"):
             self.acquire(owner, WANTS[owner][0])
@@ -443,6 +443,12 @@ class IsolationMachine(RuleBasedStateMachine):
         self.scans[at] = (rest.end, table)
 
     # --- The bucket -----------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 2))
+    def roll_the_log_up(self, count: int) -> None:
+        """All of it, also what may yet be undone, and what is cleaned later: it reads the same."""
+        for _ in range(count):
+            self.bucket.roll_up(self.bucket.end_offset)
 
     @rule(keep=st.integers(0, 2))
     def clean(self, keep: int) -> None:

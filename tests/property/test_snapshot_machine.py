@@ -65,7 +65,8 @@ from tests.support.snapshot_world import (
 RETAINED = 2
 LEASE_MS = 10_000
 LEASES = ("tiering", "backup")
-CALLS = ("take", "take", "take", "free", "clean")
+CALLS = ("roll up", "roll up", "take", "take", "take", "free", "clean")
+ROLLING = ("roll_up.read", "roll_up.created", "roll_up.deleted")
 # What comes between two steps of a leader.
 INTRUSIONS = (
     *("crash", "lease", "lease", "expire", "commit", "zombie"),
@@ -213,11 +214,28 @@ class SnapshotMachine(IsolationMachine):
         """The worst that can happen to a leader: its successor does the same before it goes on."""
         self.lead("take", at=at, intrusion="take over and take", which=which, news=2)
 
+    @precondition(lambda self: not self.dropped)
+    @rule(
+        back=st.sampled_from([0, 0, 1]),
+        at=st.sampled_from(ROLLING),
+        visit=st.sampled_from([1, 1, 2]),
+        intrusion=st.sampled_from(INTRUSIONS),
+        which=st.integers(0, 3),
+    )
+    def roll_up(self, back: int, at: str, visit: int, intrusion: str, which: int) -> None:
+        """The log is rolled up; something comes in between."""
+        for number in range(3):
+            self.make_news(2 + number)
+        self.lead("roll up", back=back, at=at, visit=visit, intrusion=intrusion, which=which)
+
     def call(self, leader: Leader, call: str) -> None:
         if call == "take":
             leader.keeper.take()
         elif call == "free":
             leader.keeper.free()
+        elif call == "roll up":
+            # Beyond what is stable, too: what is read is the same.
+            leader.bucket.roll_up(leader.bucket.end_offset)
         else:
             leader.keeper.clean_log(older_than_ms=1 << 62)
 

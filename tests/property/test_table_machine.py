@@ -6,6 +6,7 @@
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import pyarrow as pa
@@ -333,6 +334,27 @@ class TableMachine(ModelledTable):
         for bucket_id, offset in keep_from.items():
             start = self.table.bucket(bucket_id).start_offset
             assert starts[bucket_id] <= start <= max(starts[bucket_id], offset)
+
+    @rule(data=st.data())
+    def roll_up(self, data: st.DataObject) -> None:
+        """Roll the log up, also what an undo needs; killed half-way, the next call finishes it."""
+        self.write_something(data)
+        before = replay(self.table, self.base, self.base_offsets)
+        failure = data.draw(st.none() | failures("roll_up", "storage"))
+        try:
+            with nullcontext() if failure is None else failure.armed():
+                self.roll_all_up()
+        except FAILED as error:
+            self.recover(data, error)
+        if data.draw(st.booleans()):
+            self.roll_all_up()
+        assert replay(self.table, self.base, self.base_offsets) == before
+
+    def roll_all_up(self) -> None:
+        for bucket_id in self.table.bucket_ids():
+            bucket = self.table.bucket(bucket_id)
+            while bucket.roll_up(bucket.end_offset):
+                pass
 
     def needed(self) -> dict[BucketId, int]:
         return {

@@ -53,6 +53,9 @@ class MemoryLog:
         own = [name for name in self.objects if name.startswith(self._prefix)]
         return sorted(name.removeprefix(self._prefix) for name in own)
 
+    def sizes(self) -> dict[str, int]:
+        return {name: len(self.read(name)) for name in self.names()}
+
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             self.objects.pop(self._prefix + name, None)

@@ -49,7 +49,8 @@ class MemoryStorage:
         path = self.prefix + name
         if path in self.objects.now:
             raise AlreadyExists(f"{path} exists already")
-        self.objects.now[path] = self.objects.ever[path] = data
+        self.objects.now[path] = data
+        self.objects.ever.setdefault(path, data)  # What comes late to a name that was freed is not.
 
     def read(self, name: str) -> bytes:
         if self.prefix + name not in self.objects.now:
@@ -62,6 +63,9 @@ class MemoryStorage:
     def names(self) -> list[str]:
         below = [p.removeprefix(self.prefix) for p in self.objects.now if p.startswith(self.prefix)]
         return sorted(name for name in below if "/" not in name)
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(self.read(name)) for name in self.names()}
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:

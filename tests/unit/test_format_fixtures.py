@@ -10,9 +10,10 @@ import pytest
 from rocksdict import AccessType, Options, Rdict
 
 from foundation.ids import Token
-from merge_engine.bucket import segment, snapshot_manifest, view_meta
+from merge_engine.bucket import rolled, segment, snapshot_manifest, view_meta
 from merge_engine.bucket.bucket import Bucket
-from merge_engine.bucket.segment import Segment, decode_segment, encode_segment
+from merge_engine.bucket.rolled import decode_rolled
+from merge_engine.bucket.segment import Segment, decode_segment, encode_segment, segment_name
 from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
 from merge_engine.embedded import catalog
 from merge_engine.encoding.stored_rows import SchemaHistory
@@ -106,6 +107,32 @@ def test_a_segment_is_written_as_its_version_has_it() -> None:
         assert _arrow(written).equals(_arrow(data))
         assert _arrow(written).schema.equals(_arrow(data).schema, check_metadata=True)
         assert written[-18:-8] == data[-18:-8]
+
+
+@pytest.mark.parametrize("version", rolled.FORMATS.readers)
+def test_rolled_segments_of_any_version_are_read_in_full(version: int) -> None:
+    found = files(rolled.FORMATS, version)
+    assert found
+    for name, data in found.items():
+        object_ = decode_rolled(name, data)
+        expected = [segments.SEGMENTS[segment_name(h.base_offset)] for h in object_.index.headers]
+        assert [one.header for one in expected] == list(object_.index.headers)
+        for one in expected:
+            assert_same(object_.segment_at(one.header.base_offset), one)
+
+
+def test_rolled_segments_are_written_as_their_version_has_them() -> None:
+    """The compression has some freedom; what is compressed has none."""
+    [[name, data]] = files(rolled.FORMATS, rolled.FORMATS.current).items()
+    old = files(segment.FORMATS, 1)
+    written = segments.rolled_up(old)
+    stored, made = decode_rolled(name, data), decode_rolled(name, written)
+    assert stored.index == made.index
+    for number, header in enumerate(made.index.headers):
+        assert made.data(number) == stored.data(number)
+        known = old.get(segment_name(header.base_offset))
+        assert known in (None, stored.data(number))
+    assert written[-18:-8] == data[-18:-8]
 
 
 def _arrow(data: bytes) -> pa.Table:

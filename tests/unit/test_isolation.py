@@ -13,6 +13,7 @@ from locks.column_locks.acquisition import plan_acquisition
 from locks.column_locks.records import Debt, DebtKind, LockRecord, Prepared
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket import log_reader
 from merge_engine.bucket.log import Log
 from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
 from merge_engine.bucket.view import Read, View
@@ -165,7 +166,7 @@ def test_only_the_columns_asked_for_are_read_and_masked(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1], b=[2])
     offset = bucket.end_offset
     put(bucket, owner="me", k=[1], a=[10])
-    with mock.patch.object(Log, "_read", side_effect=AssertionError):
+    with mock.patch.object(log_reader._Pass, "segment_at", side_effect=AssertionError):
         assert look_up(bucket, {"me": ready(offset, A)}, 1, columns=["b"]) == [(2,)]
     assert look_up(bucket, {"me": ready(offset, A)}, 1, columns=["a"]) == [(1,)]
 
@@ -304,7 +305,7 @@ def test_without_changes_of_an_unresolved_owner_no_segment_is_read(
     put(bucket, owner="her", k=[1], b=[1])
     put(bucket, owner="me", k=[1], a=[1])
     records = {"me": ready(bucket.end_offset, A), "new": ready(0, B)}
-    monkeypatch.setattr(Log, "_read", None)
+    monkeypatch.setattr(log_reader._Pass, "segment_at", None)
     monkeypatch.setattr(Bucket, "headers", None)
     assert look_up(bucket, records, 1) == [(1, 1)]
 

@@ -13,7 +13,8 @@ from rocksdict import Options, Rdict
 from foundation.errors import CorruptRecord, UnknownFormat
 from foundation.formats import Formats
 from foundation.ids import Token
-from merge_engine.bucket import log_start, segment, snapshot_manifest, view_meta
+from merge_engine.bucket import log_start, rolled, segment, snapshot_manifest, view_meta
+from merge_engine.bucket.rolled import decode_rolled
 from merge_engine.bucket.segment import decode_segment
 from merge_engine.embedded import catalog
 from merge_engine.schema import schema
@@ -71,6 +72,15 @@ def test_a_later_segment_is_refused_as_such() -> None:
         later = struct.pack("<H", after(segment.FORMATS))
         with refused(segment.FORMATS):
             decode_segment(name, sealed(data[:-18] + later + data[-16:-8]))
+
+
+def test_later_rolled_segments_are_refused_as_such() -> None:
+    """Their checksum is of what follows the segments."""
+    for name, data in files(rolled.FORMATS, rolled.FORMATS.current).items():
+        [stored, *_] = struct.unpack_from("<Q", data, len(data) - 58)
+        later = struct.pack("<H", after(rolled.FORMATS))
+        with refused(rolled.FORMATS):
+            decode_rolled(name, data[:stored] + sealed(data[stored:-18] + later + data[-16:-8]))
 
 
 def test_a_later_promise_is_refused_as_such(tmp_path: Path) -> None:
@@ -146,6 +156,9 @@ def test_a_later_view_is_refused_as_such_and_so_is_a_copy_of_it(tmp_path: Path) 
 
 def test_every_format_is_tried_in_a_later_version() -> None:
     tried = {kind.formats.name for kind in KINDS}
-    tried |= {one.name for one in (segment.FORMATS, promise_objects.FORMATS, view_meta.FORMATS)}
+    tried |= {
+        one.name
+        for one in (segment.FORMATS, rolled.FORMATS, promise_objects.FORMATS, view_meta.FORMATS)
+    }
     tried |= {catalog.FORMATS.name, catalog.PARTITION_FORMATS.name}
     assert tried == set(registered())

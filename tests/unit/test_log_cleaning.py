@@ -1,13 +1,19 @@
 """Cleaning a log drops its oldest segments and leaves no gap."""
 
+import shutil
+from copy import copy
+from pathlib import Path
+
 import pytest
 
 from foundation.errors import OffsetOutOfRange, StorageUnavailable
 from foundation.failpoints import arm
 from merge_engine.bucket.log import Log
-from merge_engine.bucket.segment import segment_name
+from merge_engine.bucket.log_names import LogNames, RolledRanges
+from merge_engine.bucket.segment import SegmentKind, segment_name
 from tests.support.faulty_storage import FaultyStorage, interrupt, still_on_its_way
 from tests.support.logs import contents, ticking, write_of
+from tests.support.rolling import roll_up, seen, several_leaders
 
 
 def test_cleaning_drops_whole_segments_below_the_offset_and_keeps_leaders(
@@ -101,3 +107,62 @@ def test_a_create_that_arrives_after_its_occupied_offset_was_cleaned_means_nothi
     assert contents(reopened) == [(2, "leader", [])]
     reopened.clean(2)
     assert segment_name(1) not in storage.names()
+
+
+# Where it was rolled up
+
+
+@pytest.mark.parametrize("before", range(0, 48, 5))
+def test_cleaning_drops_the_same_of_a_log_that_was_rolled_up(
+    storage: FaultyStorage, tmp_path: Path, before: int
+) -> None:
+    log = several_leaders(storage)
+    plain = FaultyStorage(shutil.copytree(tmp_path / "log", tmp_path / "plain"))
+    twin = copy(log)
+    twin._storage, twin._headers, twin._rolled = plain, {}, RolledRanges()
+    leaders = [one.base_offset for one in log.headers(0) if one.kind is SegmentKind.LEADER]
+    roll_up(log, storage)
+    assert log.clean(before) == twin.clean(before)
+    for reader in (log, Log(storage)):
+        assert seen(reader) == seen(twin)
+        assert reader.cleaned == twin.cleaned
+    marks = [name for name in plain.names() if name.endswith(".start")]
+    assert marks == [name for name in storage.names() if name.endswith(".start")]
+    for mark in marks:
+        assert storage.read(mark) == plain.read(mark)
+    names = LogNames.of(storage.names())
+    assert all(one.end > log.start for one in names.rolled)
+    # A leader that comes later goes on with it.
+    successor = Log(storage)
+    leaders.append(successor.lead())
+    assert successor.clean(successor.end) == successor.end
+    names = LogNames.of(storage.names())
+    assert names.rolled == []
+    assert names.bases == leaders
+
+
+@pytest.mark.parametrize("failpoint", ["clean.before_mark", "clean.marked", "clean.deleted"])
+def test_a_clean_within_what_was_rolled_up_that_was_killed_is_finished_by_the_next(
+    storage: FaultyStorage, failpoint: str
+) -> None:
+    log = several_leaders(storage)
+    roll_up(log, storage)
+    before = seen(log)
+    with arm(failpoint, interrupt), pytest.raises(KeyboardInterrupt):
+        log.clean(19)
+    reopened = Log(storage)
+    assert reopened.start in (0, 19)
+    assert seen(reopened)["segments"] == before["segments"][-len(contents(reopened)) :]
+    reopened.lead()
+    assert reopened.clean(19) == 19
+    assert contents(reopened)[:-1] == contents(log, 19)
+
+
+def test_what_is_young_within_a_rolled_object_stays(storage: FaultyStorage) -> None:
+    log = Log(storage, clock_ms=ticking(range(10)))
+    log.lead()
+    for key in range(6):
+        log.append(write_of(key))
+    roll_up(log, storage)
+    assert log.clean(99, older_than_ms=4) == 4
+    assert contents(log)[0] == contents(Log(storage))[0] == (4, "write", [3])

@@ -17,6 +17,7 @@ from locks.coordinator import Coordinator
 from locks.snapshots.leases import SHORTEST_LEASE_MS
 from locks.store.memory import MemoryCoordination
 from merge_engine.bucket.log import wall_clock_ms
+from merge_engine.bucket.log_names import LogNames
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.snapshot_storage import SnapshotStorage
 from merge_engine.schema.builder import SchemaBuilder
@@ -49,13 +50,14 @@ class Server:
         *,
         clock_ms: Callable[[], int] = wall_clock_ms,
         log_ttl_s: float = 0,
+        options: BucketOptions | None = None,
     ) -> None:
         """`clock_ms`: the cluster's clock, as its session knows it."""
         self.logs, self.now_s = logs, 0.0
         self.coordinator = Coordinator(memory.connect())
         self.server = self.coordinator.servers.register(f"127.0.0.1:{views.name[-1]}")
         session = InMemorySession(self.coordinator, self.server.name, clock_ms)
-        self.hosting = Hosting(logs, views, BucketOptions(), clock_ms=session.now_ms)
+        self.hosting = Hosting(logs, views, options or BucketOptions(), clock_ms=session.now_ms)
         self.metrics = Metrics()
         self.janitor = Janitor(logs, session)
         self.maintenance = Maintenance(
@@ -172,6 +174,54 @@ def test_the_log_behind_the_snapshots_is_cleaned(server: Server, table: CatalogT
     server.put(table, 0)
     server.maintenance.take(request(table, (0, 0)))
     assert server.hosting.get(key).bucket.start_offset > 0
+
+
+def test_the_log_before_a_snapshot_is_rolled_up_a_little_at_each_look(
+    memory: MemoryCoordination, tmp_path: Path
+) -> None:
+    options = BucketOptions(roll_up_segments=2)
+    views = tmp_path / "views-1"
+    server = Server(memory, MemoryStorage(), views, log_ttl_s=1 << 30, options=options)
+    definition = define(SUMS, 3, column_locks=False, options={})
+    table = server.coordinator.tables.create("sums", definition)
+    server.lead(table, 0)
+    storage = server.logs.child(ClusterTable(table).path(BucketId(0, 0)))
+
+    def rolled() -> int:
+        return len(LogNames.of(storage.names()).rolled)
+
+    for _ in range(23):
+        server.put(table, 0)
+    server.look()
+    assert rolled() == 0
+    server.maintenance.take(request(table, (0, 0)))
+    assert rolled() == 0
+    found = []
+    for _ in range(5):
+        server.look()
+        found.append(rolled())
+    # 24 segments, of which the last one is never rolled up.
+    assert found == [4, 8, 11, 11, 11]
+    server.hosting.close_all()
+
+
+def test_a_roll_up_that_fails_is_not_tried_before_the_next_snapshot(
+    server: Server, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fail(self: SnapshotKeeper) -> bool:
+        calls.append(self)
+        raise StorageUnavailable("the store is away")
+
+    monkeypatch.setattr(SnapshotKeeper, "roll_up_log", fail)
+    server.lead(table, 0)
+    for expected in (1, 2):
+        server.put(table, 0)
+        server.maintenance.take(request(table, (0, 0)))
+        for _ in range(3):
+            server.look()
+        assert len(calls) == expected
 
 
 def test_the_cluster_s_clock_alone_says_how_old_a_segment_is(

@@ -27,6 +27,8 @@ from locks.snapshots.list_records import ListedSnapshot, SnapshotList
 from locks.store.memory import MemoryCoordination
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.log import Log
+from merge_engine.bucket.log_names import LogNames
+from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.snapshot_manifest import FORMATS, Manifest, is_manifest
 from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
 from recovery.leader.snapshot_keeper import SnapshotKeeper
@@ -58,7 +60,8 @@ class World:
     def lead(self, retained: int = 2) -> tuple[Bucket, SnapshotKeeper]:
         """Lead from another directory."""
         self.views += 1
-        bucket = self.factory(storage=self.log, view=f"view-{self.views}")
+        options = BucketOptions(roll_up_segments=3)
+        bucket = self.factory(storage=self.log, view=f"view-{self.views}", options=options)
         keeper = SnapshotKeeper(
             bucket,
             self.key,
@@ -241,6 +244,26 @@ def test_the_log_is_cleaned_up_to_the_oldest_that_is_kept(world: World) -> None:
     assert keeper.clean_log(older_than_ms=0) == first.stable, "it is too young"
     assert keeper.clean_log(older_than_ms=EVERYTHING) == oldest.stable
     assert Log(world.log).start == oldest.stable
+
+
+def test_the_log_is_rolled_up_below_the_stable_offset_of_the_latest(world: World) -> None:
+    bucket, keeper = world.lead()
+    assert keeper.roll_up_log() is False, "without a snapshot nothing is"
+    for number in range(4):
+        add(bucket, [number], [1])
+    stable = bucket.end_offset
+    world.uncommitted("x", stable)
+    for number in range(6):
+        add(bucket, [number], [1], owner="x", token=Token(1, number), locked=True)
+    assert keeper.take().stable == stable
+    assert keeper.roll_up_log() is False
+    rolled = LogNames.of(world.log.names()).rolled
+    assert [one.end for one in rolled] == [3]
+    world.records.clear()
+    keeper.take()
+    keeper.roll_up_log()
+    assert [one.end for one in LogNames.of(world.log.names()).rolled] == [3, 6, 9]
+    assert [one.base_offset for one in Log(world.log).headers(0)] == [*range(11)]
 
 
 def test_the_log_is_kept_from_the_stable_offset_on_not_from_where_it_was_taken(

@@ -1,0 +1,97 @@
+"""A log of many small segments, as a job with a batch a second leaves one: does its length matter?
+
+For each length: how long a bucket takes to open, how long its changelog takes per batch from the
+earliest offset on, and how much memory its leader holds for the log. The baseline is the same log
+before it was rolled up.
+"""
+
+import gc
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from statistics import median
+
+from benchmarks.figure import Figure, Setting
+from benchmarks.measure import timed
+from benchmarks.workload import Workload, log_of, open_bucket
+from merge_engine.bucket.bucket import Bucket
+
+_ROWS = 2
+_OPENINGS = 5
+# So many batches of the changelog are read of a log that is not rolled up.
+_SOME = 1000
+
+
+def small_segments(setting: Setting) -> Iterator[Figure]:
+    """Opening, changelog and memory of logs of a thousand, ten and a hundred thousand batches."""
+    for batches in (setting.batch_rows // 100, setting.batch_rows // 10, setting.batch_rows):
+        yield from _measure(setting, batches)
+
+
+def _measure(setting: Setting, batches: int) -> Iterator[Figure]:
+    directory = setting.directory / f"segments-{batches}"
+    work = Workload(setting.small_keys, batch_rows=_ROWS)
+
+    def opened() -> Bucket:
+        return open_bucket(directory, work.history)
+
+    with closing(opened()) as bucket:
+        for _ in range(batches):
+            bucket.put(work.batch())
+        small_bytes = _held(bucket) / batches
+    opening = _opening_ms(opened)
+    with closing(opened()) as bucket:
+        reading, _ = timed(lambda: sum(1 for _ in islice(bucket.read_log(0), _SOME)))
+        while bucket.roll_up(bucket.end_offset):
+            pass
+        rolled_bytes = _held(bucket) / batches
+    rolled_opening = _opening_ms(opened)
+    with closing(opened()) as bucket:
+        rolled_reading, count = timed(lambda: sum(1 for _ in bucket.read_log(0)))
+    objects = len(list(log_of(directory).iterdir()))
+    shutil.rmtree(directory)
+    of = f"a log of {batches:,} batches of {_ROWS} rows, rolled up"
+    figures = {
+        "open_ms": ("opening, with an up-to-date view, of", rolled_opening, opening),
+        "changelog_us": (
+            "per batch of the changelog from the earliest offset, of",
+            rolled_reading / count * 1e6,
+            reading / min(_SOME, count) * 1e6,
+        ),
+        "memory_bytes": ("per batch, held by the leader, of", rolled_bytes, small_bytes),
+    }
+    for name, (what, ours, baseline) in figures.items():
+        unit = name.rpartition("_")[2]
+        yield Figure(
+            name=f"segments_{batches}_{name}",
+            what=f"{what} {of} ({objects:,} objects); baseline: before it was",
+            ours=f"{ours:,.1f} {unit}",
+            baseline=f"{baseline:,.1f} {unit}",
+            value=ours,
+        )
+
+
+def _opening_ms(opened: Callable[[], Bucket]) -> float:
+    times = []
+    for _ in range(_OPENINGS):
+        seconds, bucket = timed(opened)
+        bucket.close()
+        times.append(seconds * 1000)
+    return median(times)
+
+
+def _held(bucket: Bucket) -> int:
+    """Return how many bytes the leader holds for its log: of objects that nothing else refers to
+    are some, as enums, which are counted once."""
+    log = bucket._log
+    seen: set[int] = set()
+    waiting: list[object] = [log._bases, log._headers, log._rolled._ranges, log._indexes]
+    total = 0
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and not isinstance(one, type):
+            seen.add(id(one))
+            total += one.__sizeof__()
+            waiting += gc.get_referents(one)
+    return total

@@ -1,0 +1,193 @@
+"""Names that were freed by rolling up let nobody write where the log does not end.
+
+Whoever believes that the log ends at an offset either collides there with a leader's segment, which
+stays for ever, or finds out after its create that the offset was rolled up, or cleaned, before.
+"""
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foundation.errors import Deposed, StorageUnavailable, UnknownOutcome
+from merge_engine.bucket.log import Log
+from merge_engine.bucket.log_names import LogNames, RolledRanges
+from merge_engine.bucket.segment import SegmentHeader, SegmentKind, segment_name
+from tests.support.faulty_storage import (
+    FaultyStorage,
+    done_but_unknown,
+    not_done_and_unknown,
+    unreachable,
+)
+from tests.support.logs import write_of
+from tests.support.rolling import append_some, all_bytes, roll_up
+
+Tidy = Callable[[Log, FaultyStorage], None]
+
+
+def nothing(log: Log, storage: FaultyStorage) -> None:
+    """Leave the log as it is."""
+
+
+def rolled(log: Log, storage: FaultyStorage) -> None:
+    """Roll it up."""
+    roll_up(log, storage)
+
+
+def cleaned(log: Log, storage: FaultyStorage) -> None:
+    """Clean half of it."""
+    log.clean(log.end // 2)
+
+
+def rolled_and_cleaned(log: Log, storage: FaultyStorage) -> None:
+    """Roll it up, and clean within what was rolled up."""
+    roll_up(log, storage)
+    log.clean(log.end // 2)
+
+
+every_way = pytest.mark.parametrize("tidy", [nothing, rolled, cleaned, rolled_and_cleaned])
+
+
+class Scene:
+    """A log that several have led. At each of its offsets somebody looked, and was paused then."""
+
+    def __init__(self, directory: Path) -> None:
+        self.storage = FaultyStorage(directory)
+        self.candidates: list[Log] = []
+        self.leaders: list[Log] = []
+        for number in range(3):
+            self.candidates.append(Log(self.storage))
+            log = Log(self.storage)
+            log.lead()
+            for key in range(4):
+                self.candidates.append(Log(self.storage))
+                append_some(log, 10 * number + key, 1)
+            self.leaders.append(log)
+        self.log = self.leaders[-1]
+        self.headers = list(self.log.headers(0))
+
+    def in_doubt(self, header: SegmentHeader) -> Log:
+        """Return the leader that has written this, and has never heard of it."""
+        [leader] = [one for one in self.leaders if one.term == header.term]
+        zombie = copy.copy(leader)
+        zombie._bases = [base for base in leader._bases if base < header.base_offset]
+        zombie._headers, zombie._rolled, zombie._indexes = {}, RolledRanges(), {}
+        zombie.start = 0
+        zombie.end, zombie._in_doubt = header.base_offset, header.nonce
+        return zombie
+
+
+def world_of(tmp_path: Path, tidy: Tidy) -> tuple[Scene, Path]:
+    scene = Scene(tmp_path / "log")
+    tidy(scene.log, scene.storage)
+    return scene, tmp_path / "log"
+
+
+def moved(log: Log, kept: Path, to: Path) -> Log:
+    """Return the log over a fresh copy of all objects as they are kept."""
+    shutil.rmtree(to, ignore_errors=True)
+    zombie = copy.copy(log)
+    zombie._storage = FaultyStorage(shutil.copytree(kept, to))
+    return zombie
+
+
+@every_way
+def test_who_is_about_to_lead_from_any_offset_leads_from_the_end(
+    tmp_path: Path, tidy: Tidy
+) -> None:
+    scene, kept = world_of(tmp_path, tidy)
+    before = all_bytes(scene.log)
+    for candidate in scene.candidates:
+        zombie = moved(candidate, kept, tmp_path / "copy")
+        assert zombie.lead() == scene.log.end, candidate.end
+        zombie.append(write_of(7))
+        found = all_bytes(Log(zombie._storage))
+        assert found[:-2] == before
+        assert all_bytes(zombie) == found
+        with pytest.raises(Deposed):
+            moved_leader(scene, zombie).append(write_of(8))
+
+
+def moved_leader(scene: Scene, to: Log) -> Log:
+    leader = copy.copy(scene.log)
+    leader._storage = to._storage
+    return leader
+
+
+@every_way
+@pytest.mark.parametrize("answers", [[], [unreachable], [not_done_and_unknown], [done_but_unknown]])
+def test_who_does_not_know_of_its_last_write_at_any_offset_is_deposed(
+    tmp_path: Path, tidy: Tidy, answers: list[object]
+) -> None:
+    """Also if the answer to what it occupies the offset with does not come, or comes late."""
+    scene, kept = world_of(tmp_path, tidy)
+    before = all_bytes(scene.log)
+    of_former = [one for one in scene.headers if one.term != scene.log.term]
+    for header in of_former:
+        if header.kind is SegmentKind.LEADER:
+            continue
+        zombie = moved(scene.in_doubt(header), kept, tmp_path / "copy")
+        zombie._storage.faults = list(answers)  # type: ignore[attr-defined]
+        for _ in answers:
+            with pytest.raises((UnknownOutcome, StorageUnavailable, Deposed)):
+                zombie.append(write_of(7))
+        with pytest.raises(Deposed):
+            zombie.append(write_of(7))
+        with pytest.raises(Deposed):
+            zombie.confirm()
+        assert all_bytes(moved_leader(scene, zombie)) == all_bytes(Log(zombie._storage)) == before
+
+
+@every_way
+def test_who_was_deposed_and_knows_all_that_it_wrote_collides(tmp_path: Path, tidy: Tidy) -> None:
+    scene, _ = world_of(tmp_path, tidy)
+    before, names = all_bytes(scene.log), scene.storage.names()
+    for leader in scene.leaders[:-1]:
+        for call in (leader.confirm, lambda leader=leader: leader.append(write_of(7))):
+            leader.deposed = False
+            with pytest.raises(Deposed):
+                call()
+    assert scene.storage.names() == names
+    assert all_bytes(scene.log) == all_bytes(Log(scene.storage)) == before
+
+
+def test_the_names_of_leaders_are_never_free(tmp_path: Path) -> None:
+    scene, _ = world_of(tmp_path, nothing)
+    leaders = [one.base_offset for one in scene.headers if one.kind is SegmentKind.LEADER]
+    for tidy in (rolled, cleaned, rolled_and_cleaned):
+        tidy(scene.log, scene.storage)
+        assert {*leaders} <= {*LogNames.of(scene.storage.names()).bases}
+
+
+def test_what_a_zombie_leaves_in_a_rolled_range_is_deleted_the_next_time(tmp_path: Path) -> None:
+    scene, _ = world_of(tmp_path, rolled)
+    names = {*scene.storage.names()}
+    before = all_bytes(scene.log)
+    left = []
+    for header in scene.headers[1:9]:
+        if header.kind is not SegmentKind.LEADER:
+            zombie = scene.in_doubt(header)
+            with pytest.raises(Deposed):
+                zombie.append(write_of(7))
+            left.append(segment_name(header.base_offset))
+    assert {*scene.storage.names()} == {*names, *left}
+    assert all_bytes(scene.log) == all_bytes(Log(scene.storage)) == before
+    roll_up(scene.log, scene.storage)
+    assert {*scene.storage.names()} == names
+
+
+def test_while_the_leader_rolls_up_a_candidate_that_looked_before_leads_after_all(
+    tmp_path: Path,
+) -> None:
+    """The end that it saw is rolled up between its look and its create."""
+    scene, _ = world_of(tmp_path, nothing)
+    candidate = Log(scene.storage)
+    append_some(scene.log, 50, 9)
+    roll_up(scene.log, scene.storage)
+    end = scene.log.end
+    assert LogNames.of(scene.storage.names()).to_ranges().at(candidate.end) is not None
+    assert candidate.lead() == end
+    with pytest.raises(Deposed):
+        scene.log.append(write_of(1))
