@@ -94,7 +94,8 @@ class Log:
     def lead(self) -> int:
         """Append a leader segment and return its offset, the term.
 
-        The former leader may still be appending: chase the end until the segment fits.
+        The former leader may still be appending: chase the end until the segment fits. LogGap: it
+        has cleaned the log beyond what was known here, and the name was free for that reason only.
         """
         for _ in range(_LEAD_ATTEMPTS):
             header = self._header(SegmentKind.LEADER, self.end)
@@ -106,12 +107,36 @@ class Log:
                 if found is None or found.header.nonce != header.nonce:
                     self.refresh()
                     continue
+            self._check_kept(header.base_offset)
             self._advance(header)
             self.term = header.base_offset
             return self.term
         raise StorageUnavailable(
             f"{self._storage}: could not take the lead after {_LEAD_ATTEMPTS} attempts; try again"
         )
+
+    def _check_kept(self, base: int) -> None:
+        """Raise LogGap if the name at this offset was freed before we took it.
+
+        The mark is set before anything is deleted: if there is none beyond it by now, the name was
+        free because nobody had ever taken it. What was created below the mark means nothing.
+        """
+        self._take_marked_start()
+        if base < self.start:
+            raise LogGap(
+                f"{self._storage} was cleaned up to offset {self.start} meanwhile, beyond offset "
+                f"{base}, up to which it is known here; restore the view from a snapshot"
+            )
+
+    def next(self) -> Segment | None:
+        """Return the segment at the end, if somebody has created one by now, and go behind it.
+
+        For whoever follows. If the log was cleaned beyond its end, there is none: `lead` tells.
+        """
+        found = self._find(self.end)
+        if found is not None:
+            self._advance(found.header)
+        return found
 
     def append(self, segment: Segment) -> SegmentHeader:
         """Create the segment at the end of the log, stamped with term, nonce and time.

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from foundation.errors import InvalidInput, NotLeader, TallybookError
+from foundation.ids import LeadKey
 from locks.catalog.tables import create_if_missing
 from locks.cluster.heartbeat import Heartbeat
 from locks.cluster.servers import Server
@@ -20,7 +21,15 @@ from locks.store.paths import STORAGE
 from locks.store.zookeeper import ZooKeeperStore
 from merge_engine.storage.objects import local_directory, open_storage
 from merge_engine.storage.scratch import Scratch
-from server.protocol.calls import Status, StatusAnswer, TakeSnapshots
+from server.protocol.calls import (
+    Drain,
+    DrainAnswer,
+    HandOver,
+    HandOverAnswer,
+    Status,
+    StatusAnswer,
+    TakeSnapshots,
+)
 from server.protocol.security import Gate, check_certificate
 from server.tablet.complaints import Complaints
 from server.tablet.config import ServerConfig
@@ -33,10 +42,13 @@ from server.tablet.maintenance import Maintenance
 from server.tablet.metrics import Labels, Metrics
 from server.tablet.metrics_endpoint import MetricsEndpoint
 from server.tablet.open_zookeeper import check_closed
+from server.tablet.peers import FlightPeers
 from server.tablet.requests import Requests
 from server.tablet.scanners import Scanners
 from server.tablet.service import TabletService
 from server.tablet.staging import SPOOL, Staging
+from server.tablet.standing_aside import StandingAside
+from server.tablet.store_health import StoreHealth, WatchedStorage
 from server.tablet.views_lock import ViewsLock
 
 logger = logging.getLogger(__name__)
@@ -70,8 +82,9 @@ class TabletServer:
             min_free_bytes=config.spool.min_free_bytes,
         )
         self._staging = Staging(spool, ttl_s=config.spool.ttl_s)
+        self._health = StoreHealth()
         self._hosting = Hosting(
-            storage,
+            WatchedStorage(storage, self._health),
             config.views,
             config.options,
             before_close=self._scanners.close_bucket,
@@ -89,7 +102,9 @@ class TabletServer:
         self._coordinator: Coordinator | None = None
         self._server: Server | None = None
         self._leadership: Leadership | None = None
+        self._peers = FlightPeers(config.token, config.trusted)
         self._stopping = threading.Event()
+        self._told_to_drain = threading.Event()
         self._joined = threading.Event()
         self._failed: Exception | None = None
         self._since = time.time()
@@ -113,6 +128,11 @@ class TabletServer:
     def hosting(self) -> Hosting:
         """The buckets that are served here."""
         return self._hosting
+
+    @property
+    def told_to_drain(self) -> bool:
+        """Whether a call has told it to hand over and to end: whoever runs it is to stop it."""
+        return self._told_to_drain.is_set()
 
     def start(self, deadline_s: float = 60.0) -> "TabletServer":
         """Join the cluster; returns when the server is known to it, before its buckets are open.
@@ -144,9 +164,14 @@ class TabletServer:
         return self
 
     def stop(self) -> None:
-        """Finish what is in flight, refuse what comes, hand over. Stopping twice is fine."""
+        """Hand over what others can have, and serve meanwhile; then end. Stopping twice is fine.
+
+        Without others it ends at once. What nobody takes within `drain_s` is closed: what is in
+        flight is finished, and what comes refused.
+        """
         if self._stopping.is_set():
             return
+        self._drain()
         if not self._admission.close(_STOP_DEADLINE_S):
             logger.warning("puts are still under way after %g s", _STOP_DEADLINE_S)
         self._stopping.set()
@@ -168,6 +193,15 @@ class TabletServer:
             logger.warning("calls are still open after %g s; leaving them", _CLOSE_DEADLINE_S)
         if self._endpoint is not None:
             self._endpoint.close()
+
+    def _drain(self) -> None:
+        leadership, store = self._leadership, self._store
+        if leadership is None or store is None or not store.connected:
+            return
+        try:
+            leadership.drain(time.monotonic() + self._config.hand_over.drain_s)
+        except TallybookError as exc:  # What it leads is free when its session ends.
+            logger.warning("nothing is handed over any more: %s", exc)
 
     def __enter__(self) -> "TabletServer":
         return self.start()
@@ -230,7 +264,24 @@ class TabletServer:
         self._heartbeat = Heartbeat(store).start()
         server = coordinator.servers.register(self.address)
         self._coordinator, self._server = coordinator, server
-        self._leadership = Leadership(coordinator, server, self._hosting, self._complaints)
+        probe_s = store.session_timeout_s / 2
+        aside = StandingAside(
+            coordinator.servers,
+            server,
+            self._health,
+            self._complaints,
+            probe=lambda: check_log_store(self._storage, self._logs, deadline_s=probe_s),
+            unable_after_s=store.session_timeout_s / 2,
+        )
+        self._leadership = Leadership(
+            coordinator,
+            server,
+            self._hosting,
+            peers=self._peers,
+            aside=aside,
+            config=config.hand_over,
+            complaints=self._complaints,
+        )
         logger.info("joined as %s on %s", server.name, self.address)
         self._joined.set()
 
@@ -295,6 +346,8 @@ class TabletServer:
                 lookup_max_keys=config.limits.lookup_max_keys,
                 actions={
                     TakeSnapshots: self._maintenance.take,
+                    HandOver: self._hand_over,
+                    Drain: self._be_drained,
                     Status: lambda _: StatusAnswer(status=self.status()),
                 },
                 undo_s=config.undo_s,
@@ -357,7 +410,21 @@ class TabletServer:
             "longer knows whether it leads; ask again"
         )
 
+    # --- What other servers ask -----------------------------------------------------------------
+
+    def _hand_over(self, call: HandOver) -> HandOverAnswer:
+        self.check_connected()
+        leadership = self._leadership
+        if leadership is None:
+            raise self._outside()
+        refused = leadership.hand_over(LeadKey(call.table_id, call.bucket), call.session)
+        return HandOverAnswer(refused=refused)
+
     # --- What people ask ------------------------------------------------------------------------
+
+    def _be_drained(self, _: Drain) -> DrainAnswer:
+        self._told_to_drain.set()
+        return DrainAnswer(buckets=len(self._hosting.led()))
 
     def status(self) -> dict[str, Any]:
         """Return counters and buckets, for people and the command line."""

@@ -297,7 +297,7 @@ def test_a_leader_that_was_superseded_lets_go_quietly(
     successor.hosting.set_table(ClusterTable(table))
     key = LeadKey(table.table_id, BucketId(0, 0))
     listed = server.coordinator.snapshots.read(key).listed
-    successor.hosting.open(key, lambda: [(one.snapshot_id, one.term) for one in listed])
+    successor.hosting.open(key, lambda: listed)
     successor.look()
     successor.maintenance.take(request(table, (0, 0)))
     with caplog.at_level(logging.WARNING):
