@@ -87,8 +87,7 @@ class Leadership:
         It ends at once where there are no others. What is left then is for `stop`. The deadline is
         by the monotonic clock, as all of this is about real time.
         """
-        self._note(self._coordinator.servers.members())
-        if not self._others():
+        if len(self._coordinator.servers.all()) <= 1:
             return
         self._aside.leave()
         self.reconcile()
@@ -98,15 +97,15 @@ class Leadership:
 
     def stop(self) -> None:
         """Give everything up, as far as ZooKeeper still answers."""
-        with self._reconciling:
+        with self._reconciling:  # Whoever ends the session waits for it.
             self._stopping = True
-        self._openings.stop()
-        led = list(self._hosting.led())
-        self._hosting.close_all()
-        try:
-            self._coordinator.leaders.give_up(self._server, led)
-        except TallybookError as exc:
-            logger.warning("leads are left to the session's end: %s", exc)
+            self._openings.stop()
+            led = list(self._hosting.led())
+            self._hosting.close_all()
+            try:
+                self._coordinator.leaders.give_up(self._server, led)
+            except TallybookError as exc:
+                logger.warning("leads are left to the session's end: %s", exc)
         self._worth_looking.set()
         self.close()
 
@@ -246,6 +245,7 @@ class Leadership:
             hit("handover.given_up")
             logger.info("handed bucket %s over to session %s", key, session)
         finally:
+            self._handing.discard(key)
             thread = threading.Thread(target=self._close, args=(key,), daemon=True)
             self._closing = [*(one for one in self._closing if one.is_alive()), thread]
             thread.start()
@@ -271,7 +271,6 @@ class Leadership:
         except Exception:
             logger.exception("bucket %s did not close", key)
         finally:
-            self._handing.discard(key)
             self._openings.release(key)
 
 

@@ -87,7 +87,7 @@ class Openings:
         self._clock_s = clock_s
         self._changed = threading.Condition()
         self._taken: frozenset[LeadKey] = frozenset()
-        self._held: Mapping[LeadKey, Held] = {}
+        self._held: dict[LeadKey, Held] = {}
         self._busy: set[LeadKey] = set()
         self._failures: dict[LeadKey, _Failure] = {}
         self._stopping = False
@@ -113,11 +113,16 @@ class Openings:
             return frozenset(self._busy)
 
     def claim(self, key: LeadKey) -> bool:
-        """Keep a bucket from being opened until it is released; False if somebody has it."""
+        """Keep a bucket from being opened until it is wanted again; False if somebody is at it.
+
+        Not before it is released, either.
+        """
         with self._changed:
             if key in self._busy:
                 return False
             self._busy.add(key)
+            self._taken -= {key}
+            self._held.pop(key, None)
             return True
 
     def release(self, key: LeadKey) -> None:
@@ -174,9 +179,8 @@ class Openings:
         return min(ready, key=lambda key: (key not in asked, key), default=None)
 
     def _pick_held(self) -> LeadKey | None:
-        held = self._held
-        ready = self._ready(held)
-        return min(ready, key=lambda key: (not held[key].urgent, key), default=None)
+        ready = self._ready(self._held)
+        return min(ready, key=lambda key: (not self._held[key].urgent, key), default=None)
 
     def _ready(self, keys: Collection[LeadKey]) -> list[LeadKey]:
         if not keys:
@@ -214,6 +218,7 @@ class Openings:
         began = time.monotonic()
         self._hosting.open(key, *self._sources(key))
         with self._changed:
+            self._taken -= {key}  # Whoever closes it does not want it opened again.
             self._forget_failure(key)
             self._tell()
         led = self._hosting.led().get(key)

@@ -28,6 +28,7 @@ class CountingStorage(MemoryStorage):
         super().__init__(shared.objects, shared.prefix)
         self.segments_read = [0]
         self.cut_off = [False]
+        self.read_only = False
 
     def _check(self) -> None:
         if self.cut_off[0]:
@@ -35,6 +36,8 @@ class CountingStorage(MemoryStorage):
 
     def create(self, name: str, data: bytes) -> None:
         self._check()
+        if self.read_only:
+            raise StorageUnavailable("the store takes nothing")
         super().create(name, data)
 
     def read(self, name: str) -> bytes:

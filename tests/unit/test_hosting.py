@@ -161,9 +161,7 @@ def test_a_server_that_looked_before_an_alteration_reads_the_definition_again(
         real = late.coordinator.servers.all
         meanwhile: Iterator[Callable[[], object]] = iter(
             [
-                lambda: server.coordinator.alter_table(
-                    table, evolved(table.definition, ADDED[-1])
-                ),
+                lambda: server.coordinator.alter_table(table, evolved(table.definition, ADDED[-1])),
                 server.look,
                 lambda: server.hosting.get(KEY).bucket.put(batch(k=[1], c=[10])),
                 server.leadership.stop,
