@@ -132,6 +132,38 @@ def test_what_a_server_left_that_was_killed_in_a_restore_is_in_nobodys_way(
     assert not (other.view / "half").exists()
 
 
+@pytest.mark.parametrize("puts", [1, 200])
+def test_a_view_that_is_far_behind_is_restored_where_that_is_less_than_to_replay(
+    puts: int, machines: list[Machine], tmp_path: Path
+) -> None:
+    machine, other = machines
+    other.open()
+    other.put(0)
+    other.hosting.close(KEY)
+    machine.open()
+    for _ in range(puts):
+        machine.put(1)
+    machine.snapshot(tmp_path / "checkpoint")
+    machine.put(2)
+    machine.hosting.close(KEY)
+    other.listed = machine.listed
+    read: list[str] = []
+    real = MemoryStorage.read
+
+    def reading(storage: MemoryStorage, name: str) -> bytes:
+        read.append(name)
+        return real(storage, name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MemoryStorage, "read", reading)
+        other.open()
+    replayed = {name for name in read if name.endswith(".seg")}
+    assert len(replayed) <= 6, "what came since the snapshot, or all if that is as little"
+    restored = any(not name.endswith(".seg") for name in read)
+    assert restored == (puts > 1)
+    assert rows_of(other.hosting.get(KEY).bucket)[1] == (puts, None)
+
+
 # Schemas that a server has not heard of
 
 
