@@ -123,8 +123,8 @@ class ServerConfig:
 
     @property
     def trusted(self) -> Path | None:
-        """Whom this server trusts among the others, if they speak TLS: all do, or none."""
-        return self.tls_root or self.tls_certificate
+        """Whom this server trusts among the others, if it speaks TLS: all of them do, or none."""
+        return None if self.tls is None else self.tls_root or self.tls_certificate
 
     @property
     def checks_zookeeper(self) -> bool:

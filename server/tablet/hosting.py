@@ -306,6 +306,7 @@ class Hosting:
             led = self._buckets.pop(key, None)
             if led is not None:
                 self._ended[key] = led
+            led = self._ended.get(key)
         if led is not None:
             led.bucket.end(at_once=at_once)
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # Watches say when to look again; this is for what they cannot tell, such as a disk with room again.
 _LOOK_AGAIN_S = 1.0
 _CLOSE_DEADLINE_S = 5.0
+_WAIT_S = 0.1
 
 
 class Leadership:
@@ -237,7 +238,7 @@ class Leadership:
             return "it is being opened or handed over"
         self._handing.add(key)
         try:
-            self._hosting.end(key, at_once=self._aside.is_unable)
+            self._end(key)
             hit("leadership.closed")
             self._owed.add(key)
             self._coordinator.leaders.give_up(self._server, [key])
@@ -252,6 +253,15 @@ class Leadership:
             with self._changed:
                 self._changed.notify_all()
         return None
+
+    def _end(self, key: LeadKey) -> None:
+        """Stop serving a bucket, after what is under way; but for what hangs in the log store."""
+        ending = threading.Thread(target=self._hosting.end, args=(key,), daemon=True)
+        ending.start()
+        while ending.is_alive() and not self._aside.is_unable:
+            ending.join(_WAIT_S)
+        if ending.is_alive():
+            self._hosting.end(key, at_once=True)
 
     def _why_not(self, key: LeadKey, session: str) -> str | None:
         members = self._coordinator.servers.members()
