@@ -93,7 +93,11 @@ class Leadership:
         self._aside.leave()
         self.reconcile()
         with self._changed:
-            while self._hosting.led() and self._others() and time.monotonic() < deadline:
+            while (
+                (self._hosting.led() or self._handing)
+                and self._others()
+                and time.monotonic() < deadline
+            ):
                 self._changed.wait(min(_LOOK_AGAIN_S, max(0.0, deadline - time.monotonic())))
 
     def stop(self) -> None:
@@ -248,8 +252,8 @@ class Leadership:
         finally:
             self._handing.discard(key)
             thread = threading.Thread(target=self._close, args=(key,), daemon=True)
-            self._closing = [*(one for one in self._closing if one.is_alive()), thread]
             thread.start()
+            self._closing = [*(one for one in self._closing if one.is_alive()), thread]
             with self._changed:
                 self._changed.notify_all()
         return None

@@ -39,7 +39,7 @@ from server.tablet.leadership import Leadership
 from server.tablet.limits import Admission
 from server.tablet.log_store import check_log_store
 from server.tablet.maintenance import Maintenance
-from server.tablet.metrics import Labels, Metrics
+from server.tablet.metrics import Metrics
 from server.tablet.metrics_endpoint import MetricsEndpoint
 from server.tablet.open_zookeeper import check_closed
 from server.tablet.peers import FlightPeers
@@ -48,6 +48,7 @@ from server.tablet.scanners import Scanners
 from server.tablet.service import TabletService
 from server.tablet.staging import SPOOL, Staging
 from server.tablet.standing_aside import StandingAside
+from server.tablet.status_report import StatusReport
 from server.tablet.store_health import StoreHealth, WatchedStorage
 from server.tablet.views_lock import ViewsLock
 
@@ -93,6 +94,7 @@ class TabletServer:
         self._admission = Admission(config.limits)
         self._metrics = Metrics()
         self._complaints = Complaints(logger)
+        self._report = StatusReport(self._hosting, self._metrics, self._complaints)
         self._requests = Requests(self._hosting, self)
         self._maintenance = Maintenance(
             self._requests, Janitor(storage, self), self._metrics, config.snapshots
@@ -107,7 +109,6 @@ class TabletServer:
         self._told_to_drain = threading.Event()
         self._joined = threading.Event()
         self._failed: Exception | None = None
-        self._since = time.time()
         self._service = self._create_service()
         self._thread = threading.Thread(target=self._run, name="tallybook-session", daemon=True)
         self._endpoint: MetricsEndpoint | None = None
@@ -322,18 +323,7 @@ class TabletServer:
                 (config.tls_certificate.read_bytes(), config.tls_key.read_bytes())
             ]
         security["middleware"] = {"gate": Gate(config.token)}
-        self._metrics.gauge("buckets_led", lambda: {(): len(self._hosting.led())})
-        self._metrics.gauge("buckets_unopened", lambda: {(): len(self._hosting.unopened())})
-        self._metrics.gauge("puts_in_flight", lambda: {(): self._admission.puts})
-        self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
-        self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
-        self._metrics.gauge("scanners", lambda: {(): len(self._scanners)})
-        self._metrics.gauge("spooled_puts", lambda: {(): len(self._staging)})
-        self._metrics.gauge("spooled_bytes", lambda: {(): self._staging.scratch.used_bytes})
-        self._metrics.gauge("scanners_reaped", lambda: {(): self._scanners.reaped})
-        self._metrics.gauge("working_set_bytes", lambda: {(): self._hosting.memory.used_bytes})
-        self._metrics.gauge("log_end_offset", self._end_offsets)
-        self._metrics.gauge("owner_epoch", self._owner_epochs)
+        self._report.add_gauges(self._admission, self._scanners, self._staging)
         try:
             return TabletService(
                 f"{scheme}://{config.host}:{config.port}",
@@ -428,55 +418,12 @@ class TabletServer:
 
     def status(self) -> dict[str, Any]:
         """Return counters and buckets, for people and the command line."""
-        buckets = [
-            {
-                "bucket": str(key),
-                "table": self._table_name(key.table_id),
-                "term": led.term,
-                "start_offset": led.bucket.start_offset,
-                "end_offset": led.bucket.end_offset,
-                "owners": led.owners(),
-            }
-            for key, led in sorted(self._hosting.led().items())
-        ]
         server = self._server
-        return {
-            "address": self.address,
-            "pid": os.getpid(),
-            "session": server.name if server is not None else None,
-            "uptime_s": round(time.time() - self._since, 1),
-            "metrics_address": self.metrics_address,
-            "buckets": buckets,
-            "unopened": [
-                {"bucket": str(key), "table": self._table_name(key.table_id), "why": why}
-                for key, why in sorted(self._hosting.unopened().items())
-            ],
-            "problems": self._complaints.all(),
-            "metrics": self._metrics.values(),
-        }
-
-    def _table_name(self, table_id: int) -> str:
-        try:
-            return self._hosting.table(table_id).name
-        except NotLeader:
-            return f"#{table_id}"
-
-    def _end_offsets(self) -> dict[Labels, float]:
-        return {
-            (("bucket", str(key)), ("table", self._table_name(key.table_id))): led.bucket.end_offset
-            for key, led in self._hosting.led().items()
-        }
-
-    def _owner_epochs(self) -> dict[Labels, float]:
-        return {
-            (
-                ("bucket", str(key)),
-                ("owner", owner),
-                ("table", self._table_name(key.table_id)),
-            ): epoch
-            for key, led in self._hosting.led().items()
-            for owner, epoch in led.owners().items()
-        }
+        return self._report.report(
+            address=self.address,
+            session=server.name if server is not None else None,
+            metrics_address=self.metrics_address,
+        )
 
 
 def _check_writable(directory: Path) -> None:

@@ -400,9 +400,7 @@ def test_a_server_that_cannot_write_gives_its_buckets_to_one_that_can_and_comes_
     assert first.led() == keys_of(crowd, first)
 
 
-def test_what_hangs_in_the_store_does_not_keep_a_bucket(
-    crowd: Crowd, first: LeadingServer
-) -> None:
+def test_what_hangs_in_the_store_does_not_keep_a_bucket(crowd: Crowd, first: LeadingServer) -> None:
     second = crowd.join(2)
     [key, *_] = keys_of(crowd, second)
     answers: list[str | None] = []
