@@ -19,7 +19,16 @@ from locks.column_locks.locks import ColumnLocks
 from locks.snapshots.leases import Leases
 from locks.snapshots.lists import SnapshotLists
 from locks.store.base import Check, CoordinationStore, Operation
-from locks.store.paths import DROPPED, LEADERS, LEASES, SERVERS, SNAPSHOTS, epoch_path, owner_path
+from locks.store.paths import (
+    ASIDE,
+    DROPPED,
+    LEADERS,
+    LEASES,
+    SERVERS,
+    SNAPSHOTS,
+    epoch_path,
+    owner_path,
+)
 from locks.store.retrying import retried
 
 
@@ -38,7 +47,7 @@ class Coordinator:
         self.snapshots = SnapshotLists(store, deadline_s)
         self.leases = Leases(store, deadline_s)
         self.tables.prepare()
-        for path in (SERVERS, LEADERS, SNAPSHOTS, LEASES, DROPPED):
+        for path in (SERVERS, ASIDE, LEADERS, SNAPSHOTS, LEASES, DROPPED):
             create_if_missing(store, deadline_s, path, b"")
 
     def alter_table(

@@ -11,10 +11,12 @@ from foundation.stop_signals import StopSignals
 from merge_engine.bucket.options import BucketOptions
 from server.launch.logs import NOT_STARTED, configure
 from server.protocol.environment import TOKEN_VARIABLE, credentials_from
-from server.tablet.config import ServerConfig, SnapshotConfig
+from server.tablet.config import HandOverConfig, ServerConfig, SnapshotConfig
 from server.tablet.limits import Limits, ScannerLimits, SpoolLimits
 from server.tablet.open_zookeeper import ALLOW
 from server.tablet.tablet_server import TabletServer
+
+_LOOK_S = 0.2
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +37,22 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--tls-certificate", type=Path)
     options.add_argument("--tls-key", type=Path)
+    options.add_argument(
+        "--tls-root", type=Path, help="whom to trust among other servers; else --tls-certificate"
+    )
     options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
+    options.add_argument(
+        "--settle",
+        type=float,
+        default=HandOverConfig.settle_s,
+        help="seconds without a server that comes or goes, before buckets move to even the load",
+    )
+    options.add_argument(
+        "--drain-deadline",
+        type=float,
+        default=HandOverConfig.drain_s,
+        help="seconds that a server which stops waits for others to take its buckets over",
+    )
     options.add_argument("--max-puts", type=int, default=Limits.max_puts)
     options.add_argument("--max-bytes-in-flight", type=int, default=Limits.max_bytes_in_flight)
     options.add_argument("--lookup-max-keys", type=int, default=Limits.lookup_max_keys)
@@ -87,6 +104,7 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
         token=token or None,
         tls_certificate=arguments.tls_certificate,
         tls_key=arguments.tls_key,
+        tls_root=arguments.tls_root,
         metrics_port=arguments.metrics_port,
         credentials=credentials_from(os.environ),
         allow_open_zookeeper=arguments.allow_open_zookeeper,
@@ -109,6 +127,7 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
             retained=arguments.snapshots_retained,
             log_ttl_s=arguments.log_ttl,
         ),
+        hand_over=HandOverConfig(settle_s=arguments.settle, drain_s=arguments.drain_deadline),
         options=BucketOptions(
             put_max_rows=arguments.put_max_rows,
             put_max_bytes=arguments.put_max_bytes,
@@ -129,7 +148,8 @@ def main(argv: list[str] | None = None) -> int:
         with TabletServer(to_config(arguments)) as server:
             if arguments.address_file is not None:
                 _write_whole(arguments.address_file, server.address)
-            stop.wait()
+            while not server.told_to_drain and not stop.wait(_LOOK_S):
+                pass
     except (TallybookError, OSError) as exc:
         print(f"{NOT_STARTED}{exc}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 cli            the command line: its commands and their options
 connecting     how a command reaches a cluster: what its options and the environment say
+drain_command  has a server hand its buckets over to the others, and end
 errors         every error that is raised on purpose, as `tb.errors`
 locks_command  what an operator does about column locks: list, release, forget
 spark          registers the data source `tallybook` with a Spark session

@@ -1,4 +1,4 @@
-"""The command line: `tallybook serve`, `tallybook status`, `tallybook locks`, `tallybook tier`.
+"""The command line: `tallybook serve`, `status`, `drain`, `locks` and `tier`.
 
 Here are the options; what the commands do is elsewhere.
 """
@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from foundation.stop_signals import StopSignals
 from locks.store.zookeeper import CREDENTIALS_VARIABLE
 from server.__main__ import main as serve_here
 from server.__main__ import parser as server_parser
+from server.client.connections import Connections
 from server.launch.logs import configure
 from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE, find_address
-from tallybook import locks_command, tier_command
+from tallybook import drain_command, locks_command, tier_command
 from tallybook.connecting import Reach
 from tallybook.text_tables import aligned
 
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args([*words[:1], *no_views, *words[1:]])
     if arguments.command == "status":
         return _status(arguments)
+    if arguments.command == "drain":
+        return _drain(arguments)
     if arguments.command == "locks":
         return _locks(arguments)
     if arguments.command == "tier":
@@ -97,6 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument(
         "address", nargs="?", help=f"{_ADDRESS}; or the variable {ADDRESS_VARIABLE}"
     )
+    drain = commands.add_parser(
+        "drain",
+        parents=[_reach_options(deadline_s=120.0)],
+        allow_abbrev=False,
+        help="have a server hand its buckets over, and end",
+        description=drain_command.DESCRIPTION,
+        epilog=_SECRETS,
+    )
+    drain.add_argument("address", help="the server's, host:port, as `tallybook status` shows it")
     locks = commands.add_parser(
         "locks",
         allow_abbrev=False,
@@ -225,6 +237,16 @@ def _status(arguments: argparse.Namespace) -> int:
 
     where = arguments.address or os.environ.get(ADDRESS_VARIABLE) or "a cluster"
     return _print(lines, f"no status of {where}")
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    def lines() -> list[str]:
+        connections = Connections(_reach(arguments, "the first argument").credentials())
+        with closing(connections):
+            address, deadline_s = arguments.address, arguments.deadline
+            return [drain_command.drain(connections, address, deadline_s=deadline_s)]
+
+    return _print(lines, f"tallybook drain {arguments.address}")
 
 
 def _locks(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from foundation.errors import InvalidInput
 from server.client.cluster import Cluster, connect
+from server.client.connections import ServerCredentials
 from server.protocol.environment import TOKEN_VARIABLE, credentials_from
 
 
@@ -19,14 +20,18 @@ class Reach:
     tls_root: Path | None
     deadline_s: float
 
-    def connect(self, environment: Mapping[str, str] = os.environ) -> Cluster:
-        """Return a client of the cluster."""
+    def credentials(self, environment: Mapping[str, str] = os.environ) -> ServerCredentials:
+        """Return what a server wants to see, and whom to trust."""
         token = environment.get(TOKEN_VARIABLE)
         if self.token_file is not None:
             token = _read_token(self.token_file)
+        return ServerCredentials(token=token or None, tls_root=self.tls_root)
+
+    def connect(self, environment: Mapping[str, str] = os.environ) -> Cluster:
+        """Return a client of the cluster."""
         return connect(
             self.address,
-            token=token or None,
+            token=self.credentials(environment).token,
             tls_root=self.tls_root,
             credentials=credentials_from(environment),
             deadline_s=self.deadline_s,

@@ -53,6 +53,10 @@ class Leaders:
         """Return the session name of the leader, from a plain read that may be out of date."""
         return self._holders([key]).get(key)
 
+    def holders(self, keys: Sequence[LeadKey]) -> dict[LeadKey, str]:
+        """Return the session names of those of the buckets that have a leader; as `leader_of`."""
+        return self._holders(keys)
+
     def all(self) -> dict[LeadKey, str]:
         """Return the session names of all leaders, as they are now."""
         self._store.sync()

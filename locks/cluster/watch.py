@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from foundation.errors import SessionLost, TallybookError
 from locks.store.base import CoordinationStore
-from locks.store.paths import IDS, LEADERS, SERVERS, partitions_path, table_path
+from locks.store.paths import ASIDE, IDS, LEADERS, SERVERS, partitions_path, table_path
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class ClusterWatch:
         self._looking = False
         self._watched: set[int] = set()
         store.watch(SERVERS, changed)
+        store.watch(ASIDE, changed)
         store.watch(LEADERS, changed)
         store.watch(IDS, self._on_tables)
 

@@ -50,6 +50,15 @@ class GuardedProcess:
         except ValueError:  # It chose a large number by itself.
             return None
 
+    def ask_to_end(self) -> None:
+        """Send it SIGTERM, and do not wait for it."""
+        if forks.is_inherited(self._process):
+            return
+        assert self._guardian.stdin is not None
+        with suppress(BrokenPipeError):
+            self._guardian.stdin.write(b"stop")
+            self._guardian.stdin.flush()
+
     def end(self, *, politely: bool, deadline_s: float = _STOP_DEADLINE_S) -> None:
         """End it: by SIGTERM and, where that does not help in time or is not wanted, SIGKILL.
 
@@ -60,9 +69,8 @@ class GuardedProcess:
         assert self._guardian.stdin is not None
         assert self._guardian.stdout is not None
         if politely:
-            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-                self._guardian.stdin.write(b"stop")
-                self._guardian.stdin.flush()
+            self.ask_to_end()
+            with suppress(subprocess.TimeoutExpired):
                 self._guardian.wait(timeout=deadline_s)
         with suppress(BrokenPipeError):
             self._guardian.stdin.close()

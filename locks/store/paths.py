@@ -13,6 +13,7 @@
 /leases/<id>/<lease id>              a lease on snapshots
 /dropped/<id>                        what a dropped table was
 /servers/<session name>              a live tablet server (ephemeral): where it listens
+/aside/<session name>                a live server that is to lead nothing (ephemeral): why
 /leaders/<id>-<partition>-<number>   a bucket's leader (ephemeral): its session name
 
 Snapshots and leases are not below /ids: they outlive a dropped table, until its files are deleted.
@@ -30,6 +31,7 @@ SNAPSHOTS = "/snapshots"
 LEASES = "/leases"
 DROPPED = "/dropped"
 SERVERS = "/servers"
+ASIDE = "/aside"
 LEADERS = "/leaders"
 
 LONGEST_NAME = 200
@@ -101,6 +103,11 @@ def dropped_path(table_id: int) -> str:
 def server_path(name: str) -> str:
     """Return the ephemeral node of a server's session."""
     return f"{SERVERS}/{name}"
+
+
+def aside_path(name: str) -> str:
+    """Return the ephemeral node of a server's session that stands aside."""
+    return f"{ASIDE}/{name}"
 
 
 def leader_path(name: str) -> str:

@@ -25,8 +25,9 @@ from foundation.errors import (
 from foundation.failpoints import hit
 from foundation.ids import Token
 from merge_engine.bucket.fair_lock import FairLock
+from merge_engine.bucket.follower import Follower
 from merge_engine.bucket.log import wall_clock_ms
-from merge_engine.bucket.log_and_view import LogAndView, Plan, ReadSchemas
+from merge_engine.bucket.log_and_view import Plan, ReadSchemas
 from merge_engine.bucket.log_start import CleanedOwners
 from merge_engine.bucket.masked_rows import cut_segments, finished_rows
 from merge_engine.bucket.options import BucketOptions
@@ -91,26 +92,40 @@ class Bucket:
         `read_schemas`: reads the table's definition again, when something is met that was written
         under a later schema than is known here.
         """
-        self._options = options or BucketOptions()
-        self._lock = FairLock()
-        self._undoing: dict[str, FairLock] = {}
-        self._closed = False
-        self._process = os.getpid()
-        with self._lock:
-            self._inner = LogAndView(
+        self._lead(
+            Follower(
                 storage,
                 view_path,
                 history,
                 identity=identity,
-                options=self._options,
-                cache=cache or self._options.to_cache(),
-                memory=memory or self._options.to_memory(),
-                lock=self._lock,
+                options=options,
+                cache=cache,
+                memory=memory,
                 clock_ms=clock_ms,
                 read_schemas=read_schemas,
             )
+        )
+
+    @classmethod
+    def led_from(cls, follower: Follower) -> "Bucket":
+        """Take the lead of a bucket that was followed: only its last changes are replayed.
+
+        The follower is used up by that; if it fails, it is closed.
+        """
+        bucket = cls.__new__(cls)
+        bucket._lead(follower)
+        return bucket
+
+    def _lead(self, follower: Follower) -> None:
+        self._options, self._lock = follower.options, follower.lock
+        self._undoing: dict[str, FairLock] = {}
+        self._closed = self._view_closed = False
+        self._process = os.getpid()
+        self._inner = follower.lead()
         self._log, self._view = self._inner.log, self._inner.view
-        self._roll_up = RollUp(self._log, storage, self.exclusive, self.confirm, self._options)
+        self._roll_up = RollUp(
+            self._log, follower.storage, self.exclusive, self.confirm, self._options
+        )
 
     @property
     def term(self) -> int:
@@ -460,6 +475,18 @@ class Bucket:
             if self._view.dirty_rows <= _LITTLE:
                 return
 
+    def end(self, *, at_once: bool = False) -> None:
+        """Let nobody in any more; what was under way has ended on return. The view stays open.
+
+        `at_once`: do not wait for that. What is under way may still be written then, as by any
+        leader that does not know of the next one: the log keeps the two apart.
+        """
+        if at_once:
+            self._closed = True
+            return
+        with self._lock:
+            self._closed = True
+
     def close(self) -> None:
         """Write the view and let go of the bucket. Closing twice is fine.
 
@@ -468,8 +495,9 @@ class Bucket:
         if forks.is_inherited(self._process):
             return
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            self._closed = True
+            if not self._view_closed:
+                self._view_closed = True
                 self._view.close()
 
     def _check_open(self) -> None:

@@ -95,6 +95,24 @@ class Log(LogReader):
             f"{self._storage}: could not take the lead after {_LEAD_ATTEMPTS} attempts; try again"
         )
 
+    def next(self) -> Segment | None:
+        """Return the segment at the end, if somebody has created one by now, and go behind it.
+
+        For whoever follows. There is none, either, where it was cleaned or rolled up meanwhile:
+        `has_gone_on` tells.
+        """
+        found = self._find(self.end)
+        if found is not None:
+            self._advance(found.header)
+        return found
+
+    def has_gone_on(self) -> bool:
+        """Whether others have cleaned or rolled up what comes next; if so, look where it ends."""
+        if not self._is_spent(self.end):
+            return False
+        self.refresh()
+        return True
+
     def append(self, segment: Segment) -> SegmentHeader:
         """Create the segment at the end of the log, stamped with term, nonce and time.
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import Cache
 
-from foundation.errors import CorruptView, LogGap, UnknownColumn
+from foundation.errors import Closed, CorruptView, LogGap, UnknownColumn
 from foundation.failpoints import hit
 from foundation.ids import Token
 from merge_engine.bucket.fair_lock import FairLock
@@ -35,6 +35,8 @@ from merge_engine.working_set.working_set import NOWHERE, Located
 
 ReadSchemas = Callable[[], SchemaHistory]
 """Reads the table's definition again: something was met that a later schema has written."""
+GoOn = Callable[[], bool]
+"""Whether to go on with a long replay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +72,14 @@ class LogAndView:
         lock: FairLock,
         clock_ms: Callable[[], int],
         read_schemas: ReadSchemas | None,
+        go_on: GoOn = lambda: True,
     ) -> None:
-        """Bring the view up to the end of the log, and take the lead.
+        """Bring the view up to the end of the log, as one who follows. Closed if `go_on` says no.
 
         `lock`: of the bucket; the caller has it.
         """
         self._read_schemas = read_schemas
+        self._go_on = go_on
         self.view = View(
             view_path,
             history,
@@ -87,14 +91,29 @@ class LogAndView:
         )
         try:
             self.log = Log(storage, clock_ms=clock_ms)
-            # Before it leads: an open that must fail deposes nobody, and leaves nothing in the log.
             self._learn(self.view.meta.schema_version)
             self._replay_log()
-            self.log.lead()
-            self.catch_up()
         except BaseException:
             self.view.close()
             raise
+
+    def follow(self) -> int:
+        """Apply what others have appended since; return how many segments. Not for a leader."""
+        count = 0
+        while True:
+            while (segment := self.log.next()) is not None:
+                self._replay_following(segment)
+                count += 1
+            if not self.log.has_gone_on():
+                return count
+            count += self._replay_log()
+
+    def lead(self) -> None:
+        """Take the lead. An open that must fail has failed before: it would depose somebody."""
+        self._go_on = lambda: True  # From here on, what is logged is applied.
+        self.follow()
+        self.log.lead()
+        self.catch_up()
 
     @property
     def term(self) -> int:
@@ -222,12 +241,21 @@ class LogAndView:
         self.log.settle()
         self._replay_log()
 
-    def _replay_log(self) -> None:
-        """Bring the view to the end of the log, as far as that is known here."""
+    def _replay_log(self) -> int:
+        """Bring the view to the end of the log, as far as that is known here; return by how many
+        segments."""
         self._check_view()
+        count = 0
         for segment in self.log.segments(self.view.applied):
-            self.view.make_room()
-            self._replay(segment)
+            self._replay_following(segment)
+            count += 1
+        return count
+
+    def _replay_following(self, segment: Segment) -> None:
+        if not self._go_on():
+            raise Closed("nobody wants this bucket opened any more")
+        self.view.make_room()
+        self._replay(segment)
 
     def _learn(self, version: int) -> None:
         """Know this schema version; UnknownSchema if the table's definition does not have it."""

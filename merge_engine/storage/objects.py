@@ -334,6 +334,12 @@ def open_storage(location: str | Path, **settings: Any) -> ObjectStorage:
         ) from exc
 
 
+def is_remote(storage: ObjectStorage) -> bool:
+    """Whether an object costs a round trip. A storage around another one has it as `wrapped`."""
+    wrapped = getattr(storage, "wrapped", None)
+    return isinstance(storage, RemoteStorage) if wrapped is None else is_remote(wrapped)
+
+
 def _with_client_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as obstore wants them: those of its HTTP client in a dictionary within."""
     own = {name: value for name, value in settings.items() if name not in _OF_CLIENT}

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 
-from merge_engine.storage.objects import ObjectStorage, RemoteStorage
+from merge_engine.storage.objects import ObjectStorage, is_remote
 
 AT_ONCE = 16
 # What may lie here and wait, besides those that are under way: objects may be large.
@@ -25,7 +25,7 @@ def reading_ahead(storage: ObjectStorage, names: Iterable[str]) -> Iterator[Read
 
     At the end of the block nothing is under way any more. On a local disk it is a read like others.
     """
-    if not isinstance(storage, RemoteStorage):
+    if not is_remote(storage):
         yield storage.read
         return
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="tallybook-ahead")

@@ -1,11 +1,12 @@
 """Where the buckets are: a guess that is mostly right, and ZooKeeper for when it is not."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from foundation.errors import ServerUnavailable
 from foundation.ids import LeadKey
 from locks.cluster.placement import place
+from locks.cluster.servers import Members
 from locks.coordinator import Coordinator
 from server.client.asking import ask
 
@@ -49,12 +50,13 @@ class LeaderDirectory:
     def refresh(self, refused: Iterable[LeadKey] = ()) -> tuple[str, ...]:
         """Look again who is there, and who leads the buckets that were refused."""
         keys = list(refused)
-        servers, found = ask(self._coordinator, lambda coordinator: _look(coordinator, keys))
-        addresses = tuple(sorted(set(servers.values())))
+        members, found = ask(self._coordinator, lambda coordinator: _look(coordinator, keys))
+        addresses = tuple(sorted({server.address for server in members.candidates}))
+        live = {server.address for server in members.live}
         with self._lock:
             self._addresses = addresses
             # What was found is kept while its server lives; what was refused is not.
-            kept = {key: at for key, at in self._found.items() if at in addresses}
+            kept = {key: at for key, at in self._found.items() if at in live}
             for key in keys:
                 kept.pop(key, None)
             self._found = {**kept, **found}
@@ -62,10 +64,9 @@ class LeaderDirectory:
         return addresses
 
 
-def _look(
-    coordinator: Coordinator, keys: Iterable[LeadKey]
-) -> tuple[dict[str, str], dict[LeadKey, str]]:
-    """Return the addresses of all servers, by session, and of the leaders of these buckets."""
-    servers = {server.name: server.address for server in coordinator.servers.all()}
-    leaders = {key: coordinator.leaders.leader_of(key) for key in keys}
-    return servers, {key: servers[name] for key, name in leaders.items() if name in servers}
+def _look(coordinator: Coordinator, keys: Sequence[LeadKey]) -> tuple[Members, dict[LeadKey, str]]:
+    """Return the servers that are there, and the addresses of the leaders of these buckets."""
+    members = coordinator.servers.members()
+    addresses = {server.name: server.address for server in members.live}
+    leaders = coordinator.leaders.holders(keys)
+    return members, {key: addresses[name] for key, name in leaders.items() if name in addresses}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from foundation.ids import BucketId
-from server.protocol.messages import BUCKETS, NUMBER, NUMBERS, TEXT, Message
+from server.protocol.messages import BUCKETS, NUMBER, NUMBERS, TEXT, Message, one_bucket
 from server.protocol.wire import Fields
 
 Answer_co = TypeVar("Answer_co", bound=Message, covariant=True)
@@ -97,6 +97,42 @@ class Status(Call[StatusAnswer]):
 
     name = "status"
     answer = StatusAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandOverAnswer(Message):
+    """`refused`: why the bucket stays where it is; None: its leader has given it up."""
+
+    refused: Annotated[str | None, TEXT] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandOver(Call[HandOverAnswer]):
+    """Ask a bucket's leader to give it up to the server of a session, which has warmed up.
+
+    Asking twice is fine. Whoever is given it still has to take the leader's node, and to lead.
+    """
+
+    name = "hand_over"
+    answer = HandOverAnswer
+    table_id: Annotated[int, NUMBER.called("table")]
+    bucket: Annotated[BucketId, one_bucket("a hand-over").called("buckets")]
+    session: Annotated[str, TEXT]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainAnswer(Message):
+    """How many buckets the server still leads; it ends by itself when that is none."""
+
+    buckets: Annotated[int, NUMBER]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain(Call[DrainAnswer]):
+    """Tell a server to hand its buckets over and to end. Telling it twice is fine."""
+
+    name = "drain"
+    answer = DrainAnswer
 
 
 @dataclass(frozen=True, kw_only=True)

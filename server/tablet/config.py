@@ -39,6 +39,26 @@ class SnapshotConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HandOverConfig:
+    """How buckets move from one live server to another.
+
+    `settle_s`: how long the set of servers has to stay the same before buckets are moved to even
+    the load. `drain_s`: how long a server that stops waits for others to take its buckets over. The
+    options of a server are --settle and --drain-deadline.
+    """
+
+    settle_s: float = 5.0
+    drain_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.settle_s < 0 or self.drain_s < 0:
+            raise InvalidInput(
+                f"neither the time in which servers settle ({self.settle_s:g} s) nor that in which "
+                f"one hands over before it stops ({self.drain_s:g} s) can be negative"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """`zookeeper`: host:port[,host:port...][/chroot]. `logs`: where all servers' logs go, a shared
     directory or a URL such as s3://bucket/path. `views`: this server's own directory, a cache.
@@ -46,7 +66,8 @@ class ServerConfig:
     `host` is also what clients are told. On any other than the loopback address a token is
     required of every call, and for the metrics. `port` 0: any that is free. A token needs
     `credentials`, which close ZooKeeper to others, unless `allow_open_zookeeper`. `undo_s`: about
-    how long a call goes on that undoes; clients ask again.
+    how long a call goes on that undoes; clients ask again. `tls_root`: whom to trust among the
+    other servers, which it asks for their buckets; else its own certificate.
     """
 
     zookeeper: str
@@ -57,6 +78,7 @@ class ServerConfig:
     token: str | None = field(default=None, repr=False)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    tls_root: Path | None = None
     metrics_port: int | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)
     allow_open_zookeeper: bool = False
@@ -65,6 +87,7 @@ class ServerConfig:
     scanners: ScannerLimits = field(default_factory=ScannerLimits)
     spool: SpoolLimits = field(default_factory=SpoolLimits)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
+    hand_over: HandOverConfig = field(default_factory=HandOverConfig)
     options: BucketOptions = field(default_factory=BucketOptions)
     undo_s: float = UNDO_S
     storage_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -97,6 +120,11 @@ class ServerConfig:
         if self.tls_certificate is None or self.tls_key is None:
             return None
         return self.tls_certificate, self.tls_key
+
+    @property
+    def trusted(self) -> Path | None:
+        """Whom this server trusts among the others, if it speaks TLS: all of them do, or none."""
+        return None if self.tls is None else self.tls_root or self.tls_certificate
 
     @property
     def checks_zookeeper(self) -> bool:

@@ -1,18 +1,21 @@
-"""The buckets that a server leads, open and recovered."""
+"""The buckets that a server leads, open and recovered, and those that it warms up for."""
 
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from foundation.allocator import keep_freed_memory
 from foundation.errors import LogGap, NotLeader, TallybookError
 from foundation.ids import LeadKey
+from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.follower import Follower
 from merge_engine.bucket.log import wall_clock_ms
+from merge_engine.bucket.log_and_view import GoOn
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
 from merge_engine.bucket.view_meta import read_checkpoint
@@ -23,15 +26,20 @@ from server.protocol.definitions import SNAPSHOTS, ClusterTable
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-ReadSnapshots = Callable[[], Sequence[tuple[int, int]]]
-"""Reads the ids and terms of a bucket's snapshots, the latest first."""
+# A change that is replayed costs about as much as this many bytes of a snapshot that is restored.
+_BYTES_PER_CHANGE = 256
+ReadSnapshots = Callable[[], Sequence[ListedSnapshot]]
+"""Reads what is listed of a bucket's snapshots, the latest first."""
+ReadTable = Callable[[], ClusterTable]
+"""Reads a table's definition again, for what was written under a later schema."""
 
 
 class Hosting:
-    """Opens, serves and closes buckets. Safe for threads; whoever leads them is decided elsewhere.
+    """Opens, serves and closes buckets; whoever leads them is decided elsewhere.
 
-    Logs are in the cluster's storage; views are in this server's own directory: a zombie must not
-    hold what its successor needs.
+    Safe for threads, of which one at a time warms up for, opens or closes the same bucket. Logs are
+    in the cluster's storage; views are in this server's own directory: a zombie must not hold what
+    its successor needs.
     """
 
     def __init__(
@@ -58,7 +66,12 @@ class Hosting:
         self._lock = threading.Lock()
         self._tables: dict[int, ClusterTable] = {}
         self._buckets: dict[LeadKey, LedBucket] = {}
+        self._followers: dict[LeadKey, Follower] = {}
+        # No longer served, and not closed yet.
+        self._ended: dict[LeadKey, LedBucket] = {}
         self._unopened: dict[LeadKey, str] = {}
+        self._awaited: Collection[LeadKey] = frozenset()
+        self._asked: set[LeadKey] = set()
 
     @property
     def options(self) -> BucketOptions:
@@ -109,6 +122,9 @@ class Hosting:
         why = self._unopened.get(key)
         if led is None and why is not None:
             raise NotLeader(f"bucket {key} should be served here and cannot be opened: {why}")
+        if led is None and key in self._awaited:
+            self._asked.add(key)
+            raise NotLeader(f"bucket {key} is being opened here; ask again")
         if led is None:
             raise NotLeader(
                 f"this server does not lead bucket {key.bucket} of table "
@@ -124,45 +140,101 @@ class Hosting:
         """Return which buckets should be served here and cannot be, and why."""
         return self._unopened
 
+    def set_awaited(self, keys: Collection[LeadKey]) -> None:
+        """Say which buckets are to be served here soon."""
+        self._awaited = frozenset(keys)
+        self._asked &= self._awaited
+
+    def asked(self) -> Collection[LeadKey]:
+        """Return those of the awaited buckets that somebody has asked for."""
+        return frozenset(self._asked)
+
     def led(self) -> Mapping[LeadKey, LedBucket]:
         """Return all buckets that are being served."""
         with self._lock:
             return dict(self._buckets)
 
+    def warm(
+        self,
+        key: LeadKey,
+        read_snapshots: ReadSnapshots = list,
+        read_table: ReadTable | None = None,
+        go_on: GoOn = lambda: True,
+    ) -> None:
+        """Bring the view of a bucket that another server leads near the end of its log.
+
+        As `open` does, but nobody is told, and nothing is written. Closed if `go_on` says no.
+        """
+        follower = self._begin(key, read_snapshots, read_table, go_on)
+        with self._lock:
+            self._followers[key] = follower
+
+    def follow(self, key: LeadKey) -> int:
+        """Apply what its leader has appended since; return how many segments that were."""
+        return self._followers[key].follow()
+
+    def cool(self, key: LeadKey) -> None:
+        """Let go of a bucket that was warm. Its view stays: the next time there is less to do."""
+        with self._lock:
+            follower = self._followers.pop(key, None)
+        if follower is not None:
+            follower.close()
+
     def open(
         self,
         key: LeadKey,
         read_snapshots: ReadSnapshots = list,
-        read_table: Callable[[], ClusterTable] | None = None,
+        read_table: ReadTable | None = None,
+        go_on: GoOn = lambda: True,
     ) -> None:
         """Take the lead in the log, bring the view up to date, and serve.
 
-        Where there is no view, or one that is older than the log, it is restored from a snapshot.
-        `read_table`: reads the definition again, for what was written under a later schema.
+        One that is warm has little left to replay. Else, where there is no view, or one that is
+        older than the log, or so old that it takes less, it is restored from a snapshot. Closed if
+        `go_on` says no before it leads.
         """
-        table = self.table(key.table_id)
-        path = table.path(key.bucket)
-        if not (self._views / path).exists():
-            self._restore(key, read_snapshots)
+        with self._lock:
+            follower = self._followers.pop(key, None)
+        if follower is None:
+            follower = self._begin(key, read_snapshots, read_table, go_on)
         try:
-            bucket = self._open(table, path, read_table)
-        except LogGap:
-            if not self._restore(key, read_snapshots):
+            bucket = Bucket.led_from(follower)
+        except LogGap:  # It was cleaned while we followed.
+            if not self._restore(key, read_snapshots()):
                 raise
-            bucket = self._open(table, path, read_table)
+            bucket = Bucket.led_from(self._begin(key, read_snapshots, read_table, go_on))
+        table = self.table(key.table_id)
         while True:
             with self._lock:
                 newest = self._tables.get(key.table_id, table)
                 if bucket.history.current.version >= newest.schema.version:
                     self._buckets[key] = LedBucket(bucket, key.bucket, locked=table.locked)
                     self._unopened.pop(key, None)
+                    self._asked.discard(key)
                     return
             bucket.evolve(newest.history)
 
-    def _open(
-        self, table: ClusterTable, path: str, read_table: Callable[[], ClusterTable] | None
-    ) -> Bucket:
-        return Bucket(
+    def _begin(
+        self,
+        key: LeadKey,
+        read_snapshots: ReadSnapshots,
+        read_table: ReadTable | None,
+        go_on: GoOn,
+    ) -> Follower:
+        snapshots = read_snapshots()
+        if self._is_restored_sooner(key, snapshots):
+            self._restore(key, snapshots)
+        try:
+            return self._follower(key, read_table, go_on)
+        except LogGap:
+            if not self._restore(key, snapshots):
+                raise
+            return self._follower(key, read_table, go_on)
+
+    def _follower(self, key: LeadKey, read_table: ReadTable | None, go_on: GoOn) -> Follower:
+        table = self.table(key.table_id)
+        path = table.path(key.bucket)
+        return Follower(
             self._logs.child(path),
             self._views / path,
             table.history,
@@ -172,9 +244,22 @@ class Hosting:
             memory=self.memory,
             clock_ms=self._clock_ms,
             read_schemas=None if read_table is None else lambda: read_table().history,
+            go_on=go_on,
         )
 
-    def _restore(self, key: LeadKey, read_snapshots: ReadSnapshots) -> bool:
+    def _is_restored_sooner(self, key: LeadKey, snapshots: Sequence[ListedSnapshot]) -> bool:
+        """Whether it takes less to restore the latest snapshot than to replay what it has."""
+        view = self._views / self.table(key.table_id).path(key.bucket)
+        if not snapshots or not view.exists():
+            return bool(snapshots)
+        try:
+            applied = read_checkpoint(view).applied
+        except TallybookError:  # To open it says what is wrong with it.
+            return False
+        latest = snapshots[0]
+        return latest.bytes < (latest.applied - applied) * _BYTES_PER_CHANGE
+
+    def _restore(self, key: LeadKey, snapshots: Sequence[ListedSnapshot]) -> bool:
         """Put the latest good snapshot in the view's place; False if there is none that is newer.
 
         The view stays until its successor is here: where a segment is missing, not cleaned, a view
@@ -184,7 +269,8 @@ class Hosting:
         restored = view.with_name(f"{view.name}.restored")
         shutil.rmtree(restored, ignore_errors=True)  # Of a server that was killed right here.
         began = time.monotonic()
-        manifest = restore_latest(self.snapshots(key), read_snapshots(), restored)
+        named = [(one.snapshot_id, one.term) for one in snapshots]
+        manifest = restore_latest(self.snapshots(key), named, restored)
         if manifest is None:
             return False
         if view.exists() and read_checkpoint(view).applied >= manifest.applied:
@@ -211,10 +297,24 @@ class Hosting:
         """Where to make checkpoints: on the disk of the views, so that files are linked."""
         return self._views / CHECKPOINTS
 
-    def close(self, key: LeadKey) -> None:
-        """Stop serving a bucket; calls that are under way end first."""
+    def end(self, key: LeadKey, *, at_once: bool = False) -> None:
+        """Stop serving a bucket; calls that are under way end first, unless `at_once`.
+
+        Nothing of it is written here any more. To close it can wait until somebody else leads it.
+        """
         with self._lock:
             led = self._buckets.pop(key, None)
+            if led is not None:
+                self._ended[key] = led
+            led = self._ended.get(key)
+        if led is not None:
+            led.bucket.end(at_once=at_once)
+
+    def close(self, key: LeadKey) -> None:
+        """Stop serving a bucket, and close it; calls that are under way end first."""
+        self.end(key)
+        with self._lock:
+            led = self._ended.pop(key, None)
         if led is not None:
             self._before_close(key)
             led.bucket.close()
@@ -225,13 +325,17 @@ class Hosting:
         Log and snapshots are not ours alone: whoever leases them may still read them.
         """
         path = self.table(key.table_id).path(key.bucket)
+        self.cool(key)
         self.close(key)
         shutil.rmtree(self._views / path, ignore_errors=True)
 
     def close_all(self) -> None:
         """Stop serving; one that fails to close keeps none of the others open."""
-        for key in self.led():
+        with self._lock:
+            keys = [*self._buckets, *self._ended, *self._followers]
+        for key in keys:
             try:
+                self.cool(key)
                 self.close(key)
             except Exception:
                 logger.exception("bucket %s did not close", key)

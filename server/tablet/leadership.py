@@ -1,45 +1,37 @@
-"""A server's leads: takes those that should be its, hands over those that should not.
+"""A server's leads: takes those that should be its, and hands over those that are asked for.
 
 Nothing rests on being early: a bucket that is led by two is settled by its log. What this sees to
 is that a bucket leaves a live session only by that session's own hand-over, in this order: stop
-serving, close, give the node up.
+serving, give the node up, close. And that is done only when the server that should have the bucket
+has warmed up and asks for it, or when there is nobody to wait for: until then it is served here.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from foundation.errors import CorruptRecord, SessionLost, TallybookError, UnknownTable
+from foundation.errors import SessionLost, TallybookError, UnknownTable
 from foundation.failpoints import hit
 from foundation.ids import BucketId, LeadKey
-from foundation.parallel import map_all
 from locks.cluster.placement import place
-from locks.cluster.servers import Server
+from locks.cluster.servers import Members, Server
 from locks.cluster.watch import ClusterWatch
 from locks.coordinator import Coordinator
 from server.protocol.definitions import ClusterTable
 from server.tablet.complaints import Complaints
+from server.tablet.config import HandOverConfig
 from server.tablet.hosting import Hosting
+from server.tablet.openings import Held, Openings
+from server.tablet.peers import Peers
+from server.tablet.standing_aside import StandingAside
 
 logger = logging.getLogger(__name__)
 
 # Watches say when to look again; this is for what they cannot tell, such as a disk with room again.
 _LOOK_AGAIN_S = 1.0
-_OPEN_AT_ONCE = 4
-# What cannot be opened is tried again after a second, then two, then four.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why a bucket could not be opened, and when to try again."""
-
-    why: str
-    pause_s: float
-    again_s: float
+_CLOSE_DEADLINE_S = 5.0
+_WAIT_S = 0.1
 
 
 class Leadership:
@@ -50,38 +42,69 @@ class Leadership:
         coordinator: Coordinator,
         server: Server,
         hosting: Hosting,
-        complaints: Complaints | None = None,
         *,
+        peers: Peers,
+        aside: StandingAside,
+        config: HandOverConfig,
+        complaints: Complaints,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator = coordinator
         self._server = server
         self._hosting = hosting
-        self._complaints = complaints or Complaints(logger)
+        self._aside = aside
+        self._settle_s = config.settle_s
         self._clock_s = clock_s
-        self._failures: dict[LeadKey, _Failure] = {}
+        self._openings = Openings(coordinator, server, hosting, peers, complaints, clock_s=clock_s)
+        self._members = Members(live=())
+        self._members_since_s = clock_s()
+        # Being handed over; and ended here, while their nodes are still ours: ZooKeeper was away.
+        self._handing: set[LeadKey] = set()
+        self._owed: set[LeadKey] = set()
         self._worth_looking = threading.Event()
         self._stopping = False
-        # One at a time; a hand-over must not pass an opening of the same bucket.
-        self._reconciling = threading.Lock()
-        self._opening = ThreadPoolExecutor(_OPEN_AT_ONCE, thread_name_prefix="tallybook-open")
+        # One look at a time; whoever drains waits for what it finds.
+        self._reconciling = threading.RLock()
+        self._changed = threading.Condition()
+        self._closing: list[threading.Thread] = []
         ClusterWatch(coordinator.store, self._worth_looking.set)
+
+    # --- From the first look to the last ----------------------------------------------------------
 
     def run(self) -> None:
         """Keep in line until stopped, or until the session is lost: then SessionLost."""
         while not self._stopping:
             self._worth_looking.clear()  # Before looking: a change from here on sets it again.
             self.reconcile()
-            self._worth_looking.wait(_LOOK_AGAIN_S)
+            self._worth_looking.wait(self._until_next_look_s())
 
     def look_again(self) -> None:
         """Say that something may have changed."""
         self._worth_looking.set()
 
+    def drain(self, deadline: float) -> None:
+        """Have others take all buckets over while they are served here; or until the deadline.
+
+        It ends at once where there are no others. What is left then is for `stop`. The deadline is
+        by the monotonic clock, as all of this is about real time.
+        """
+        if len(self._coordinator.servers.all()) <= 1:
+            return
+        self._aside.leave()
+        self.reconcile()
+        with self._changed:
+            while (
+                (self._hosting.led() or self._handing)
+                and self._others()
+                and time.monotonic() < deadline
+            ):
+                self._changed.wait(min(_LOOK_AGAIN_S, max(0.0, deadline - time.monotonic())))
+
     def stop(self) -> None:
-        """Hand everything over, as far as ZooKeeper still answers."""
-        with self._reconciling:
+        """Give everything up, as far as ZooKeeper still answers."""
+        with self._reconciling:  # Whoever ends the session waits for it.
             self._stopping = True
+            self._openings.stop()
             led = list(self._hosting.led())
             self._hosting.close_all()
             try:
@@ -95,42 +118,52 @@ class Leadership:
         """End the threads of a session that is over; not before a hand-over has ended."""
         with self._reconciling:
             self._stopping = True
-        self._opening.shutdown()
+        self._openings.stop()
+        for thread in self._closing:
+            thread.join(_CLOSE_DEADLINE_S)
+
+    def wait(self, deadline_s: float) -> bool:
+        """Return whether all that was found to be done was done, as soon as it is: for tests."""
+        return self._openings.wait(deadline_s)
+
+    # --- A look -----------------------------------------------------------------------------------
 
     def reconcile(self) -> None:
-        """Look who should lead what, and act on it."""
+        """Look who should lead what, and act on it; what takes time goes on in the background."""
         with self._reconciling:
             if self._stopping:
                 return
             tables = [ClusterTable(table) for table in self._coordinator.tables.all()]
             for table in tables:
                 self._hosting.set_table(table)
-            servers = self._coordinator.servers.all()
-            if self._server not in servers:  # Nobody would ever give it a bucket again.
+            members = self._coordinator.servers.members()
+            if self._server not in members.live:  # Nobody would ever give it a bucket again.
                 raise SessionLost(f"the node of session {self._server.name} is gone; join again")
-            leaders = self._who_should_lead(tables, [server.address for server in servers])
-            mine = {key for key, address in leaders.items() if address == self._server.address}
-            led = self._hosting.led()
-            self._drop([key for key in led if key not in leaders])
+            self._note(members)
+            self._aside.look(members)
+            leaders = self._who_should_lead(tables, _addresses(members))
+            self._let_go(leaders)
             self._hosting.forget_tables(table.table_id for table in tables)
-            self._hand_over(
-                [
-                    key
-                    for key, of in led.items()
-                    if key in leaders and (key not in mine or of.bucket.deposed)
-                ]
-            )
-            self._forget_failures(mine)
-            now_s = self._clock_s()
-            waiting = {key for key, failure in self._failures.items() if failure.again_s > now_s}
-            self._take(sorted(mine.difference(self._hosting.led(), waiting)))
+            mine = [key for key, at in leaders.items() if at == self._server.address]
+            self._want(sorted(set(mine).difference(self._hosting.led(), self._handing)))
+        with self._changed:
+            self._changed.notify_all()
 
-    def _forget_failures(self, mine: Collection[LeadKey]) -> None:
-        """What is no longer ours to open is no longer wrong here."""
-        for key in [key for key in self._failures if key not in mine]:
-            del self._failures[key]
-            self._complaints.over(_about(key))
-        self._hosting.set_unopened({key: one.why for key, one in self._failures.items()})
+    def _note(self, members: Members) -> None:
+        """Remember who is there, and since when nobody has come or gone."""
+        if members != self._members:
+            self._members, self._members_since_s = members, self._clock_s()
+
+    def _others(self) -> bool:
+        """Whether there is another server that could take something over."""
+        return any(one.address != self._server.address for one in self._members.able)
+
+    def _unsettled_s(self) -> float:
+        """Return how long it takes until the servers have settled; 0 if they have."""
+        return max(0.0, self._members_since_s + self._settle_s - self._clock_s())
+
+    def _until_next_look_s(self) -> float:
+        return min(_LOOK_AGAIN_S, self._unsettled_s() or _LOOK_AGAIN_S)
 
     def _who_should_lead(
         self, tables: Sequence[ClusterTable], addresses: Sequence[str]
@@ -150,73 +183,110 @@ class Leadership:
                     leaders[LeadKey(table.table_id, BucketId(partition, number))] = address
         return leaders
 
-    def _take(self, keys: Sequence[LeadKey]) -> None:
-        if not keys:
-            return
-        taken = self._coordinator.leaders.take(self._server, keys)
-        hit("leadership.taken")
-        map_all(self._opening, self._open, taken)
+    def _let_go(self, existing: Collection[LeadKey]) -> None:
+        """End what was dropped, and what another leader is known to have taken.
 
-    def _open(self, key: LeadKey) -> None:
-        began = time.monotonic()
-        try:
-            self._hosting.open(
-                key,
-                lambda: self._snapshots(key),
-                lambda: ClusterTable(self._coordinator.tables.get_by_id(key.table_id)),
-            )
-        except UnknownTable:  # Dropped since it was looked for; the next look lets go of it.
-            return
-        except (TallybookError, OSError) as exc:
-            # It is tried again. The node stays: nobody else could open it, either, if it is the
-            # log that is damaged; and if it is this machine, its operator sees it in the status.
-            self._fail(key, str(exc))
-            return
-        self._failures.pop(key, None)
-        self._complaints.over(_about(key))
-        led = self._hosting.get(key)
-        logger.info(
-            "leading bucket %s at term %d, open after %.3f s",
-            key,
-            led.term,
-            time.monotonic() - began,
-        )
-
-    def _fail(self, key: LeadKey, why: str) -> None:
-        before = self._failures.get(key)
-        pause_s = _FIRST_PAUSE_S
-        if before is not None:
-            pause_s = min(2 * before.pause_s, _LONGEST_PAUSE_S)
-        self._failures[key] = _Failure(why, pause_s, self._clock_s() + pause_s)
-        self._hosting.set_unopened({key: one.why for key, one in self._failures.items()})
-        self._complaints.complain(_about(key), why)
-
-    def _snapshots(self, key: LeadKey) -> list[tuple[int, int]]:
-        """Return the ids and terms of a bucket's snapshots, the latest first."""
-        try:
-            listed = self._coordinator.snapshots.read(key).listed
-        except CorruptRecord as exc:  # It must not keep the server from its other buckets.
-            logger.warning("no snapshot of bucket %s can be found: %s", key, exc)
-            return []
-        return [(one.snapshot_id, one.term) for one in reversed(listed)]
-
-    def _hand_over(self, keys: Sequence[LeadKey]) -> None:
-        for key in keys:
-            self._hosting.close(key)
-            logger.info("handing bucket %s over", key)
-        if keys:
-            hit("leadership.closed")
-            self._coordinator.leaders.give_up(self._server, keys)
-
-    def _drop(self, keys: Sequence[LeadKey]) -> None:
-        for key in keys:
+        Nothing else: that another server should have a bucket is for that one to say.
+        """
+        gone = self._owed - self._handing
+        for key, led in self._hosting.led().items():
+            dropped = key not in existing
+            if not (dropped or led.bucket.deposed) or not self._openings.claim(key):
+                continue
+            end = self._hosting.drop if dropped else self._hosting.close
             try:
-                self._hosting.drop(key)
+                end(key)
             except TallybookError:
-                logger.exception("bucket %s was dropped, and did not close", key)
-        if keys:
-            self._coordinator.leaders.give_up(self._server, keys)
+                logger.exception("bucket %s did not close", key)
+            finally:
+                self._openings.release(key)
+            gone.add(key)
+        if gone:
+            self._owed |= gone
+            self._coordinator.leaders.give_up(self._server, sorted(gone))
+            self._owed -= gone
+
+    def _want(self, missing: Sequence[LeadKey]) -> None:
+        """Take what nobody leads, and open it; warm up for what another live server leads."""
+        holders = self._coordinator.leaders.holders(missing) if missing else {}
+        taken = [key for key in missing if holders.get(key) == self._server.name]
+        free = [key for key in missing if key not in holders]
+        if free:
+            taken += self._coordinator.leaders.take(self._server, free)
+            hit("leadership.taken")
+        settled = self._unsettled_s() == 0
+        held = {}
+        for key, name in holders.items():
+            leader = self._members.named(name)
+            # A former self, or one that is gone by now: its session's end frees the bucket.
+            if leader is None or leader.address == self._server.address:
+                continue
+            why = self._members.aside.get(name)
+            if settled or why is not None:
+                check = self._aside.check_for(why)
+                held[key] = Held(leader=leader, urgent=why is not None, check=check)
+        self._openings.want(taken, held)
+
+    # --- What others ask for ----------------------------------------------------------------------
+
+    def hand_over(self, key: LeadKey, session: str) -> str | None:
+        """Give a bucket up to the server of this session, if it is the one that should have it.
+
+        Return why not; None if nobody leads it from here any more. On return what was under way
+        has ended, unless it cannot: this server does not reach the log store.
+        """
+        refused = self._why_not(key, session)
+        if refused is not None:
+            return refused
+        if not self._openings.claim(key):
+            return "it is being opened or handed over"
+        self._handing.add(key)
+        try:
+            self._end(key)
+            hit("leadership.closed")
+            self._owed.add(key)
+            self._coordinator.leaders.give_up(self._server, [key])
+            self._owed.discard(key)
+            hit("handover.given_up")
+            logger.info("handed bucket %s over to session %s", key, session)
+        finally:
+            self._handing.discard(key)
+            thread = threading.Thread(target=self._close, args=(key,), daemon=True)
+            thread.start()
+            self._closing = [*(one for one in self._closing if one.is_alive()), thread]
+            with self._changed:
+                self._changed.notify_all()
+        return None
+
+    def _end(self, key: LeadKey) -> None:
+        """Stop serving a bucket, after what is under way; but for what hangs in the log store."""
+        ending = threading.Thread(target=self._hosting.end, args=(key,), daemon=True)
+        ending.start()
+        while ending.is_alive() and not self._aside.is_unable:
+            ending.join(_WAIT_S)
+        if ending.is_alive():
+            self._hosting.end(key, at_once=True)
+
+    def _why_not(self, key: LeadKey, session: str) -> str | None:
+        members = self._coordinator.servers.members()
+        asking = members.named(session)
+        if asking is None:
+            return f"{session} is no session of a live server"
+        table, (partition, number) = self._hosting.table(key.table_id), key.bucket
+        placed = place(table.table_id, partition, table.buckets, _addresses(members))
+        if not 0 <= number < len(placed) or placed[number] != asking.address:
+            return f"it is not for {asking.address} to lead, by the servers that are there now"
+        return None
+
+    def _close(self, key: LeadKey) -> None:
+        """Close a bucket that is led elsewhere by now; its view stays for when it comes back."""
+        try:
+            self._hosting.close(key)
+        except Exception:
+            logger.exception("bucket %s did not close", key)
+        finally:
+            self._openings.release(key)
 
 
-def _about(key: LeadKey) -> str:
-    return f"bucket {key} cannot be opened"
+def _addresses(members: Members) -> list[str]:
+    return [server.address for server in members.candidates]

@@ -165,8 +165,13 @@ class Maintenance:
     def _keeper(self, key: LeadKey, led: LedBucket) -> _Kept:
         with self._lock:
             kept = self._kept.get(key)
+        if kept is not None and kept.led is led:
+            return kept
+        due_s = self._first_due_s(key, led)
+        with self._lock:
+            kept = self._kept.get(key)
             if kept is None or kept.led is not led:
-                kept = self._kept[key] = _Kept(led, self._new_keeper(key, led), self._next_due_s())
+                kept = self._kept[key] = _Kept(led, self._new_keeper(key, led), due_s)
             return kept
 
     def _new_keeper(self, key: LeadKey, led: LedBucket) -> SnapshotKeeper:
@@ -183,6 +188,23 @@ class Maintenance:
             retained=self._config.retained,
             clock_ms=session.now_ms,
         )
+
+    def _first_due_s(self, key: LeadKey, led: LedBucket) -> float:
+        """By the latest snapshot, whoever took it, or the log's first segment, if there is none.
+
+        So a bucket that moves more often than snapshots are taken gets them all the same.
+        """
+        session = self._requests.session
+        latest = session.coordinator.snapshots.read(key).latest
+        if latest is not None:
+            since_ms: int | None = latest.created_ms
+        else:
+            first = next(led.bucket.headers(led.bucket.start_offset), None)
+            since_ms = None if first is None else first.timestamp_ms
+        now_ms, due_s = session.now_ms(), self._next_due_s()
+        age_s = 0.0 if since_ms is None else max(0.0, (now_ms - since_ms) / 1000)
+        soon_s = self._clock_s() + self._config.interval_s * random.uniform(0, 0.1)
+        return max(due_s - age_s, soon_s)
 
     def _next_due_s(self) -> float:
         """Not all buckets at once: they were opened together."""

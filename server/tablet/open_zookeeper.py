@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from foundation.errors import InvalidInput
 from locks.store.paths import (
+    ASIDE,
     DROPPED,
     IDS,
     LEADERS,
@@ -25,7 +26,7 @@ ALLOW = "--allow-open-zookeeper"
 _ROOT = ""
 # One node per table is below these. What is below servers and leaders goes with their sessions.
 _LISTS = (TABLES, IDS, SNAPSHOTS, LEASES, DROPPED)
-_TOP = (_ROOT, CLOCK_PATH, STORAGE, NEXT_TABLE_ID, *_LISTS, SERVERS, LEADERS)
+_TOP = (_ROOT, CLOCK_PATH, STORAGE, NEXT_TABLE_ID, *_LISTS, SERVERS, ASIDE, LEADERS)
 _NAMED = 3
 
 

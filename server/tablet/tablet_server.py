@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from foundation.errors import InvalidInput, NotLeader, TallybookError
+from foundation.ids import LeadKey
 from locks.catalog.tables import create_if_missing
 from locks.cluster.heartbeat import Heartbeat
 from locks.cluster.servers import Server
@@ -20,7 +21,15 @@ from locks.store.paths import STORAGE
 from locks.store.zookeeper import ZooKeeperStore
 from merge_engine.storage.objects import local_directory, open_storage
 from merge_engine.storage.scratch import Scratch
-from server.protocol.calls import Status, StatusAnswer, TakeSnapshots
+from server.protocol.calls import (
+    Drain,
+    DrainAnswer,
+    HandOver,
+    HandOverAnswer,
+    Status,
+    StatusAnswer,
+    TakeSnapshots,
+)
 from server.protocol.security import Gate, check_certificate
 from server.tablet.complaints import Complaints
 from server.tablet.config import ServerConfig
@@ -30,13 +39,17 @@ from server.tablet.leadership import Leadership
 from server.tablet.limits import Admission
 from server.tablet.log_store import check_log_store
 from server.tablet.maintenance import Maintenance
-from server.tablet.metrics import Labels, Metrics
+from server.tablet.metrics import Metrics
 from server.tablet.metrics_endpoint import MetricsEndpoint
 from server.tablet.open_zookeeper import check_closed
+from server.tablet.peers import FlightPeers
 from server.tablet.requests import Requests
 from server.tablet.scanners import Scanners
 from server.tablet.service import TabletService
 from server.tablet.staging import SPOOL, Staging
+from server.tablet.standing_aside import StandingAside
+from server.tablet.status_report import StatusReport
+from server.tablet.store_health import StoreHealth, WatchedStorage
 from server.tablet.views_lock import ViewsLock
 
 logger = logging.getLogger(__name__)
@@ -70,8 +83,9 @@ class TabletServer:
             min_free_bytes=config.spool.min_free_bytes,
         )
         self._staging = Staging(spool, ttl_s=config.spool.ttl_s)
+        self._health = StoreHealth()
         self._hosting = Hosting(
-            storage,
+            WatchedStorage(storage, self._health),
             config.views,
             config.options,
             before_close=self._scanners.close_bucket,
@@ -80,6 +94,7 @@ class TabletServer:
         self._admission = Admission(config.limits)
         self._metrics = Metrics()
         self._complaints = Complaints(logger)
+        self._report = StatusReport(self._hosting, self._metrics, self._complaints)
         self._requests = Requests(self._hosting, self)
         self._maintenance = Maintenance(
             self._requests, Janitor(storage, self), self._metrics, config.snapshots
@@ -89,10 +104,11 @@ class TabletServer:
         self._coordinator: Coordinator | None = None
         self._server: Server | None = None
         self._leadership: Leadership | None = None
+        self._peers = FlightPeers(config.token, config.trusted)
         self._stopping = threading.Event()
+        self._told_to_drain = threading.Event()
         self._joined = threading.Event()
         self._failed: Exception | None = None
-        self._since = time.time()
         self._service = self._create_service()
         self._thread = threading.Thread(target=self._run, name="tallybook-session", daemon=True)
         self._endpoint: MetricsEndpoint | None = None
@@ -113,6 +129,11 @@ class TabletServer:
     def hosting(self) -> Hosting:
         """The buckets that are served here."""
         return self._hosting
+
+    @property
+    def told_to_drain(self) -> bool:
+        """Whether a call has told it to hand over and to end: whoever runs it is to stop it."""
+        return self._told_to_drain.is_set()
 
     def start(self, deadline_s: float = 60.0) -> "TabletServer":
         """Join the cluster; returns when the server is known to it, before its buckets are open.
@@ -144,9 +165,14 @@ class TabletServer:
         return self
 
     def stop(self) -> None:
-        """Finish what is in flight, refuse what comes, hand over. Stopping twice is fine."""
+        """Hand over what others can have, and serve meanwhile; then end. Stopping twice is fine.
+
+        Without others it ends at once. What nobody takes within `drain_s` is closed: what is in
+        flight is finished, and what comes refused.
+        """
         if self._stopping.is_set():
             return
+        self._drain()
         if not self._admission.close(_STOP_DEADLINE_S):
             logger.warning("puts are still under way after %g s", _STOP_DEADLINE_S)
         self._stopping.set()
@@ -168,6 +194,15 @@ class TabletServer:
             logger.warning("calls are still open after %g s; leaving them", _CLOSE_DEADLINE_S)
         if self._endpoint is not None:
             self._endpoint.close()
+
+    def _drain(self) -> None:
+        leadership, store = self._leadership, self._store
+        if leadership is None or store is None or not store.connected:
+            return
+        try:
+            leadership.drain(time.monotonic() + self._config.hand_over.drain_s)
+        except TallybookError as exc:  # What it leads is free when its session ends.
+            logger.warning("nothing is handed over any more: %s", exc)
 
     def __enter__(self) -> "TabletServer":
         return self.start()
@@ -230,7 +265,24 @@ class TabletServer:
         self._heartbeat = Heartbeat(store).start()
         server = coordinator.servers.register(self.address)
         self._coordinator, self._server = coordinator, server
-        self._leadership = Leadership(coordinator, server, self._hosting, self._complaints)
+        probe_s = store.session_timeout_s / 2
+        aside = StandingAside(
+            coordinator.servers,
+            server,
+            self._health,
+            self._complaints,
+            probe=lambda: check_log_store(self._storage, self._logs, deadline_s=probe_s),
+            unable_after_s=store.session_timeout_s / 2,
+        )
+        self._leadership = Leadership(
+            coordinator,
+            server,
+            self._hosting,
+            peers=self._peers,
+            aside=aside,
+            config=config.hand_over,
+            complaints=self._complaints,
+        )
         logger.info("joined as %s on %s", server.name, self.address)
         self._joined.set()
 
@@ -271,18 +323,7 @@ class TabletServer:
                 (config.tls_certificate.read_bytes(), config.tls_key.read_bytes())
             ]
         security["middleware"] = {"gate": Gate(config.token)}
-        self._metrics.gauge("buckets_led", lambda: {(): len(self._hosting.led())})
-        self._metrics.gauge("buckets_unopened", lambda: {(): len(self._hosting.unopened())})
-        self._metrics.gauge("puts_in_flight", lambda: {(): self._admission.puts})
-        self._metrics.gauge("bytes_in_flight", lambda: {(): self._admission.bytes})
-        self._metrics.gauge("calls_refused_for_load", lambda: {(): self._admission.refused})
-        self._metrics.gauge("scanners", lambda: {(): len(self._scanners)})
-        self._metrics.gauge("spooled_puts", lambda: {(): len(self._staging)})
-        self._metrics.gauge("spooled_bytes", lambda: {(): self._staging.scratch.used_bytes})
-        self._metrics.gauge("scanners_reaped", lambda: {(): self._scanners.reaped})
-        self._metrics.gauge("working_set_bytes", lambda: {(): self._hosting.memory.used_bytes})
-        self._metrics.gauge("log_end_offset", self._end_offsets)
-        self._metrics.gauge("owner_epoch", self._owner_epochs)
+        self._report.add_gauges(self._admission, self._scanners, self._staging)
         try:
             return TabletService(
                 f"{scheme}://{config.host}:{config.port}",
@@ -295,6 +336,8 @@ class TabletServer:
                 lookup_max_keys=config.limits.lookup_max_keys,
                 actions={
                     TakeSnapshots: self._maintenance.take,
+                    HandOver: self._hand_over,
+                    Drain: self._be_drained,
                     Status: lambda _: StatusAnswer(status=self.status()),
                 },
                 undo_s=config.undo_s,
@@ -357,59 +400,30 @@ class TabletServer:
             "longer knows whether it leads; ask again"
         )
 
+    # --- What other servers ask -----------------------------------------------------------------
+
+    def _hand_over(self, call: HandOver) -> HandOverAnswer:
+        self.check_connected()
+        leadership = self._leadership
+        if leadership is None:
+            raise self._outside()
+        refused = leadership.hand_over(LeadKey(call.table_id, call.bucket), call.session)
+        return HandOverAnswer(refused=refused)
+
     # --- What people ask ------------------------------------------------------------------------
+
+    def _be_drained(self, _: Drain) -> DrainAnswer:
+        self._told_to_drain.set()
+        return DrainAnswer(buckets=len(self._hosting.led()))
 
     def status(self) -> dict[str, Any]:
         """Return counters and buckets, for people and the command line."""
-        buckets = [
-            {
-                "bucket": str(key),
-                "table": self._table_name(key.table_id),
-                "term": led.term,
-                "start_offset": led.bucket.start_offset,
-                "end_offset": led.bucket.end_offset,
-                "owners": led.owners(),
-            }
-            for key, led in sorted(self._hosting.led().items())
-        ]
         server = self._server
-        return {
-            "address": self.address,
-            "pid": os.getpid(),
-            "session": server.name if server is not None else None,
-            "uptime_s": round(time.time() - self._since, 1),
-            "metrics_address": self.metrics_address,
-            "buckets": buckets,
-            "unopened": [
-                {"bucket": str(key), "table": self._table_name(key.table_id), "why": why}
-                for key, why in sorted(self._hosting.unopened().items())
-            ],
-            "problems": self._complaints.all(),
-            "metrics": self._metrics.values(),
-        }
-
-    def _table_name(self, table_id: int) -> str:
-        try:
-            return self._hosting.table(table_id).name
-        except NotLeader:
-            return f"#{table_id}"
-
-    def _end_offsets(self) -> dict[Labels, float]:
-        return {
-            (("bucket", str(key)), ("table", self._table_name(key.table_id))): led.bucket.end_offset
-            for key, led in self._hosting.led().items()
-        }
-
-    def _owner_epochs(self) -> dict[Labels, float]:
-        return {
-            (
-                ("bucket", str(key)),
-                ("owner", owner),
-                ("table", self._table_name(key.table_id)),
-            ): epoch
-            for key, led in self._hosting.led().items()
-            for owner, epoch in led.owners().items()
-        }
+        return self._report.report(
+            address=self.address,
+            session=server.name if server is not None else None,
+            metrics_address=self.metrics_address,
+        )
 
 
 def _check_writable(directory: Path) -> None:

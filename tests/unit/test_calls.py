@@ -23,6 +23,10 @@ from recovery.reader.isolation import Isolation
 from server.protocol import wire
 from server.protocol.calls import (
     Call,
+    Drain,
+    DrainAnswer,
+    HandOver,
+    HandOverAnswer,
     Nothing,
     Ping,
     Status,
@@ -223,6 +227,11 @@ RECORDED: dict[str, Message] = {
     "seal": Seal(**LOCKED, buckets={A: 0, B: 0}, writer=writer(1), batch=0),
     "log_ends": LogEnds(**LOCKED, buckets=(A, B)),
     "log_ends_answer": LogEndsAnswer(session=SESSION, results=(396, 407), starts=(0, 0)),
+    "hand_over": HandOver(table_id=2, bucket=B, session=SESSION),
+    "hand_over_answer": HandOverAnswer(),
+    "hand_over_answer-refused": HandOverAnswer(refused="it is being opened or handed over"),
+    "drain": Drain(),
+    "drain_answer": DrainAnswer(buckets=3),
     "take_snapshots": TakeSnapshots(**LOCKED, buckets=(A, B)),
     "take_snapshots_answer": TakeSnapshotsAnswer(session=SESSION, results=(1, 1)),
     "read_changelog": ReadChangelog(

@@ -10,17 +10,17 @@ from foundation.errors import LogGap, UnknownSchema
 from foundation.ids import BucketId, LeadKey
 from locks.catalog.definitions import CatalogTable, TableDefinition
 from locks.cluster.servers import Server as Registered
-from locks.coordinator import Coordinator
-from locks.store.memory import MemoryCoordination
+from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.follower import Follower
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.view_meta import read_checkpoint
 from merge_engine.encoding.stored_rows import SchemaHistory
 from server.protocol.definitions import ClusterTable, define, evolved
 from server.tablet.hosting import Hosting
-from server.tablet.leadership import Leadership
 from tests.conftest import SUMS, batch, rows_of
 from tests.support.buckets import ADDED, add
+from tests.support.leading import crowd_of
 from tests.support.snapshot_world import MemoryStorage
 
 KEY = LeadKey(1, BucketId(0, 0))
@@ -38,7 +38,7 @@ class Machine:
         self.hosting = Hosting(logs, views, BucketOptions())
         self.table = table
         self.hosting.set_table(table)
-        self.listed: list[tuple[int, int]] = []
+        self.listed: list[ListedSnapshot] = []
 
     def open(self, read_table: Callable[[], ClusterTable] | None = None) -> None:
         self.hosting.open(KEY, lambda: self.listed, read_table)
@@ -69,7 +69,16 @@ class Machine:
             schema_version=1,
             created_ms=0,
         )
-        self.listed.insert(0, (uploaded.manifest.snapshot_id, bucket.term))
+        manifest = uploaded.manifest
+        listed = ListedSnapshot(
+            snapshot_id=manifest.snapshot_id,
+            term=bucket.term,
+            applied=manifest.applied,
+            stable=manifest.stable,
+            created_ms=0,
+            bytes=sum(file.size for file in manifest.files),
+        )
+        self.listed.insert(0, listed)
 
 
 @pytest.fixture
@@ -123,6 +132,38 @@ def test_what_a_server_left_that_was_killed_in_a_restore_is_in_nobodys_way(
     assert not (other.view / "half").exists()
 
 
+@pytest.mark.parametrize("puts", [1, 200])
+def test_a_view_that_is_far_behind_is_restored_where_that_is_less_than_to_replay(
+    puts: int, machines: list[Machine], tmp_path: Path
+) -> None:
+    machine, other = machines
+    other.open()
+    other.put(0)
+    other.hosting.close(KEY)
+    machine.open()
+    for _ in range(puts):
+        machine.put(1)
+    machine.snapshot(tmp_path / "checkpoint")
+    machine.put(2)
+    machine.hosting.close(KEY)
+    other.listed = machine.listed
+    read: list[str] = []
+    real = MemoryStorage.read
+
+    def reading(storage: MemoryStorage, name: str) -> bytes:
+        read.append(name)
+        return real(storage, name)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MemoryStorage, "read", reading)
+        other.open()
+    replayed = {name for name in read if name.endswith(".seg")}
+    assert len(replayed) <= 6, "what came since the snapshot, or all if that is as little"
+    restored = any(not name.endswith(".seg") for name in read)
+    assert restored == (puts > 1)
+    assert rows_of(other.hosting.get(KEY).bucket)[1] == (puts, None)
+
+
 # Schemas that a server has not heard of
 
 
@@ -143,39 +184,32 @@ def test_a_bucket_that_was_written_under_a_later_schema_is_opened_under_it(
 def test_a_server_that_looked_before_an_alteration_reads_the_definition_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, logs = MemoryCoordination(), MemoryStorage()
+    with crowd_of(MemoryStorage(), tmp_path) as crowd:
+        server = crowd.join(1)
+        tables = server.coordinator.tables
+        table = tables.create("sums", define(SUMS, 1, column_locks=False, options={}))
+        server.look()
+        late = crowd.join(2)
+        real = late.coordinator.servers.all
+        meanwhile: Iterator[Callable[[], object]] = iter(
+            [
+                lambda: server.coordinator.alter_table(table, evolved(table.definition, ADDED[-1])),
+                server.look,
+                lambda: server.hosting.get(KEY).bucket.put(batch(k=[1], c=[10])),
+                server.leadership.stop,
+                server.coordinator.store.close,
+            ]
+        )
 
-    def joined(number: int) -> tuple[Coordinator, Hosting, Leadership]:
-        coordinator = Coordinator(memory.connect())
-        hosting = Hosting(logs, tmp_path / f"views-{number}", BucketOptions())
-        server = coordinator.servers.register(f"127.0.0.1:{number}")
-        return coordinator, hosting, Leadership(coordinator, server, hosting)
+        def list_servers() -> list[Registered]:
+            """Between the definitions and the buckets: a slow answer, a process that was paused."""
+            for happens in meanwhile:
+                happens()
+            return real()
 
-    coordinator, hosting, leadership = joined(1)
-    table = coordinator.tables.create("sums", define(SUMS, 1, column_locks=False, options={}))
-    leadership.reconcile()
-    late, late_hosting, late_leadership = joined(2)
-    real = late.servers.all
-    meanwhile: Iterator[Callable[[], object]] = iter(
-        [
-            lambda: coordinator.alter_table(table, evolved(table.definition, ADDED[-1])),
-            leadership.reconcile,
-            lambda: hosting.get(KEY).bucket.put(batch(k=[1], c=[10])),
-            leadership.stop,
-            coordinator.store.close,
-        ]
-    )
-
-    def list_servers() -> list[Registered]:
-        """Between the definitions and the buckets: a slow answer, a process that was paused."""
-        for happens in meanwhile:
-            happens()
-        return real()
-
-    monkeypatch.setattr(late.servers, "all", list_servers)
-    late_leadership.reconcile()
-    assert rows_of(late_hosting.get(KEY).bucket) == {1: (None, None, 10)}
-    late_leadership.stop()
+        monkeypatch.setattr(late.coordinator.servers, "all", list_servers)
+        late.look()
+        assert rows_of(late.hosting.get(KEY).bucket) == {1: (None, None, 10)}
 
 
 def test_a_schema_is_known_to_the_buckets_before_anybody_can_ask_for_its_columns(
@@ -202,17 +236,18 @@ def test_a_schema_that_arrives_while_a_bucket_is_opened_reaches_it_before_it_is_
 ) -> None:
     machine, _ = machines
     served: list[Sequence[LeadKey]] = []
-    lead, evolve = Bucket.__init__, Bucket.evolve
+    lead, evolve = Bucket.led_from, Bucket.evolve
 
-    def opened(bucket: Bucket, *arguments: object, **named: object) -> None:
-        lead(bucket, *arguments, **named)  # type: ignore[arg-type]
+    def opened(follower: Follower) -> Bucket:
+        bucket = lead(follower)
         machine.hosting.set_table(machine.altered)
+        return bucket
 
     def evolving(bucket: Bucket, history: SchemaHistory) -> None:
         served.append(list(machine.hosting.led()))
         evolve(bucket, history)
 
-    monkeypatch.setattr(Bucket, "__init__", opened)
+    monkeypatch.setattr(Bucket, "led_from", opened)
     monkeypatch.setattr(Bucket, "evolve", evolving)
     machine.open()
     assert served == [[]]

@@ -145,6 +145,40 @@ def test_snapshots_are_taken_once_per_interval_and_not_all_at_once(
     assert server.snapshots(table) == {0: [1], 1: [1, 2], 2: [1]}, "only where there is news"
 
 
+def test_the_time_of_the_next_snapshot_does_not_start_over_when_a_bucket_moves(
+    memory: MemoryCoordination, table: CatalogTable, tmp_path: Path, server: Server
+) -> None:
+    """Neither if there is one, nor if there is none yet and the log is old enough."""
+    clock_ms = [1_000_000]
+    logs = MemoryStorage()
+    made: list[Server] = []
+
+    def moved() -> Server:
+        if made:
+            made[-1].let_go(*made[-1].hosting.led())
+        views = tmp_path / f"moved-{len(made)}"
+        made.append(Server(memory, logs, views, clock_ms=lambda: clock_ms[0]))
+        made[-1].lead(table, 0)
+        return made[-1]
+
+    for number in range(4):
+        holder = moved()
+        holder.put(table, 0)
+        holder.look()
+        clock_ms[0] += int(0.4 * INTERVAL_S * 1000)
+        holder.look(0.4 * INTERVAL_S)
+        assert holder.snapshots(table)[0] == ([] if number < 3 else [1])
+    for _ in range(3):
+        holder = moved()
+        holder.put(table, 0)
+        holder.look()
+        clock_ms[0] += int(0.4 * INTERVAL_S * 1000)
+        holder.look(0.4 * INTERVAL_S)
+    assert len(holder.snapshots(table)[0]) == 2
+    made[-1].let_go(*made[-1].hosting.led())
+    assert server.snapshots(table) == {}
+
+
 def test_one_on_demand_is_taken_at_once_and_the_next_is_due_an_interval_later(
     server: Server, table: CatalogTable
 ) -> None:
@@ -347,7 +381,7 @@ def test_a_leader_that_was_superseded_lets_go_quietly(
     successor.hosting.set_table(ClusterTable(table))
     key = LeadKey(table.table_id, BucketId(0, 0))
     listed = server.coordinator.snapshots.read(key).listed
-    successor.hosting.open(key, lambda: [(one.snapshot_id, one.term) for one in listed])
+    successor.hosting.open(key, lambda: listed)
     successor.look()
     successor.maintenance.take(request(table, (0, 0)))
     with caplog.at_level(logging.WARNING):

@@ -14,6 +14,7 @@ from foundation.errors import (
     UnknownTable,
 )
 from locks.catalog.definitions import CatalogTable
+from locks.cluster.servers import LEAVING, Members
 from locks.coordinator import Coordinator
 from tests.support.coordinators import (
     COLUMNS,
@@ -131,3 +132,28 @@ def test_servers_are_listed_while_their_session_lasts(
     assert coordinator.servers.all() == [second]
     with pytest.raises(SessionLost):
         other.servers.all()
+
+
+def test_a_server_stands_aside_until_it_comes_back_or_its_session_ends(
+    cluster: Cluster, coordinator: Coordinator
+) -> None:
+    other = cluster.coordinator()
+    first = other.servers.register("127.0.0.1:1")
+    second = coordinator.servers.register("127.0.0.1:2")
+    for _ in range(2):
+        other.servers.stand_aside(first, LEAVING)
+    members = coordinator.servers.members()
+    assert members.aside == {first.name: LEAVING}
+    assert members.able == members.candidates == [second]
+    assert members.named(first.name) == first
+    coordinator.servers.stand_aside(second, "it cannot")
+    everybody = coordinator.servers.members()
+    assert everybody.able == []
+    assert sorted(one.name for one in everybody.candidates) == sorted([first.name, second.name])
+    for _ in range(2):
+        coordinator.servers.come_back(second)
+    assert coordinator.servers.members().able == [second]
+    other.store.close()
+    assert coordinator.servers.members() == Members(live=[second])
+    with pytest.raises(SessionLost):
+        coordinator.servers.stand_aside(first, LEAVING)

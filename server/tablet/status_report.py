@@ -1,0 +1,92 @@
+"""What a server says of itself: to people, and to Prometheus."""
+
+import os
+import time
+from typing import Any
+
+from foundation.errors import NotLeader
+from server.tablet.complaints import Complaints
+from server.tablet.hosting import Hosting
+from server.tablet.limits import Admission
+from server.tablet.metrics import Labels, Metrics
+from server.tablet.scanners import Scanners
+from server.tablet.staging import Staging
+
+
+class StatusReport:
+    """Counters and buckets of one server. Safe for threads."""
+
+    def __init__(self, hosting: Hosting, metrics: Metrics, complaints: Complaints) -> None:
+        self._hosting = hosting
+        self._metrics = metrics
+        self._complaints = complaints
+        self._since = time.time()
+
+    def add_gauges(self, admission: Admission, scanners: Scanners, staging: Staging) -> None:
+        """Have the metrics say how much there is of what, whenever they are asked for."""
+        gauge, hosting = self._metrics.gauge, self._hosting
+        gauge("buckets_led", lambda: {(): len(hosting.led())})
+        gauge("buckets_unopened", lambda: {(): len(hosting.unopened())})
+        gauge("puts_in_flight", lambda: {(): admission.puts})
+        gauge("bytes_in_flight", lambda: {(): admission.bytes})
+        gauge("calls_refused_for_load", lambda: {(): admission.refused})
+        gauge("scanners", lambda: {(): len(scanners)})
+        gauge("spooled_puts", lambda: {(): len(staging)})
+        gauge("spooled_bytes", lambda: {(): staging.scratch.used_bytes})
+        gauge("scanners_reaped", lambda: {(): scanners.reaped})
+        gauge("working_set_bytes", lambda: {(): hosting.memory.used_bytes})
+        gauge("log_end_offset", self._end_offsets)
+        gauge("owner_epoch", self._owner_epochs)
+
+    def report(
+        self, *, address: str, session: str | None, metrics_address: str | None
+    ) -> dict[str, Any]:
+        """Return counters and buckets, for people and the command line."""
+        buckets = [
+            {
+                "bucket": str(key),
+                "table": self._table_name(key.table_id),
+                "term": led.term,
+                "start_offset": led.bucket.start_offset,
+                "end_offset": led.bucket.end_offset,
+                "owners": led.owners(),
+            }
+            for key, led in sorted(self._hosting.led().items())
+        ]
+        return {
+            "address": address,
+            "pid": os.getpid(),
+            "session": session,
+            "uptime_s": round(time.time() - self._since, 1),
+            "metrics_address": metrics_address,
+            "buckets": buckets,
+            "unopened": [
+                {"bucket": str(key), "table": self._table_name(key.table_id), "why": why}
+                for key, why in sorted(self._hosting.unopened().items())
+            ],
+            "problems": self._complaints.all(),
+            "metrics": self._metrics.values(),
+        }
+
+    def _table_name(self, table_id: int) -> str:
+        try:
+            return self._hosting.table(table_id).name
+        except NotLeader:
+            return f"#{table_id}"
+
+    def _end_offsets(self) -> dict[Labels, float]:
+        return {
+            (("bucket", str(key)), ("table", self._table_name(key.table_id))): led.bucket.end_offset
+            for key, led in self._hosting.led().items()
+        }
+
+    def _owner_epochs(self) -> dict[Labels, float]:
+        return {
+            (
+                ("bucket", str(key)),
+                ("owner", owner),
+                ("table", self._table_name(key.table_id)),
+            ): epoch
+            for key, led in self._hosting.led().items()
+            for owner, epoch in led.owners().items()
+        }
