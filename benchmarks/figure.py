@@ -87,7 +87,7 @@ class Setting:
     backfill_rows: int = 4_000_000
     sizes: tuple[int, ...] = (1_000_000, 5_000_000, 10_000_000, 20_000_000)
     latency_s: float = 60.0
-    runs: int = 5
+    runs: int = 4
     steps: int = 2
 
     @classmethod
