@@ -1,8 +1,8 @@
 """Reading a bucket's log: its segments in their order, whichever objects they are in.
 
-A segment is an object of its own or, once it was rolled up, within a larger one. Whoever reads looks
-at the names once, and again when an object is gone: then it was cleaned or rolled up meanwhile, by
-this process or another, and what tells which was there before it went.
+A segment is an object of its own or, once it was rolled up, within a larger one. Whoever reads
+looks at the names once, and again when an object is gone: then it was cleaned or rolled up
+meanwhile, by this process or another, and what tells which was there before it went.
 """
 
 from bisect import bisect_left, bisect_right

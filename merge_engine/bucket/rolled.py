@@ -4,8 +4,8 @@ Layout of the object, named `<first offset>-<end offset>.rolled`, both in 20 dig
 
     segments          zstd: the bytes of the segments, one after the other
     index             zstd: JSON, of each segment its length in bytes and its header
-    lengths           4 × u64, little-endian: of the segments as stored and as they were, and the
-                      same of the index
+    lengths           u64 each, little-endian: of the segments as stored and as they were, and
+                      the same of the index
     body checksum     u64, little-endian: xxh3_64 of the segments as stored
     format version    u16, little-endian
     magic             b"TALLYROL"

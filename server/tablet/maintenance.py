@@ -146,7 +146,7 @@ class Maintenance:
             kept.keeper.free()
             kept.free_s = now_s
         if kept.rolls_up:
-            # A little at a time, for others wait; and not again until the next snapshot if it fails.
+            # A little at a time, for others wait; if it fails, not before the next snapshot again.
             kept.rolls_up = False
             kept.rolls_up = kept.keeper.roll_up_log()
 

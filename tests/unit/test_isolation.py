@@ -12,8 +12,8 @@ from foundation.ids import BucketId, Token
 from locks.column_locks.acquisition import plan_acquisition
 from locks.column_locks.records import Debt, DebtKind, LockRecord, Prepared
 from locks.encoding.offsets import Offsets
-from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket import log_reader
+from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.log import Log
 from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
 from merge_engine.bucket.view import Read, View

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -295,7 +296,7 @@ def test_what_a_former_leader_has_rolled_up_meanwhile_is_not_made_of_what_is_lef
     with arm("roll_up.read", once(other_rolls_up)):
         rolling.step(log.end)
     ranges = names_of(storage).rolled
-    assert all(one.end <= other.first for one, other in zip(ranges, ranges[1:], strict=False))
+    assert all(one.end <= other.first for one, other in pairwise(ranges))
     assert seen(log) == seen(Log(storage)) == before
     rolling.step(log.end)
     assert seen(log) == seen(Log(storage)) == before
@@ -309,7 +310,7 @@ def test_ranges_that_overlap_read_the_same(storage: FaultyStorage) -> None:
     taken = roller(zombie, storage, segments=5, confirm=lambda: roll_up(log, storage))
     taken.step(zombie.end)
     ranges = names_of(storage).rolled
-    assert any(one.end > other.first for one, other in zip(ranges, ranges[1:], strict=False))
+    assert any(one.end > other.first for one, other in pairwise(ranges))
     for reader in (log, zombie, Log(storage)):
         assert seen(reader) == before
     assert bytes_of(storage) == data

@@ -22,7 +22,7 @@ from tests.support.faulty_storage import (
     unreachable,
 )
 from tests.support.logs import write_of
-from tests.support.rolling import append_some, all_bytes, roll_up
+from tests.support.rolling import all_bytes, append_some, roll_up
 
 Tidy = Callable[[Log, FaultyStorage], None]
 

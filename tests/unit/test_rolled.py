@@ -85,9 +85,7 @@ def test_any_byte_that_is_damaged_is_noticed(data: bytes) -> None:
         damaged = bytearray(data)
         damaged[position] ^= 0x40
         with pytest.raises(CorruptSegment, match=NAME):
-            rolled = decode_rolled(NAME, bytes(damaged))
-            for header in rolled.index.headers:
-                rolled.segment_at(header.base_offset)
+            decode_rolled(NAME, bytes(damaged))
 
 
 def test_any_byte_that_is_missing_is_noticed(data: bytes) -> None:
@@ -138,9 +136,9 @@ def test_a_damaged_rolled_object_is_named_with_the_log_that_it_is_in(
 def test_a_missing_rolled_object_is_a_gap_that_is_named(storage: FaultyStorage) -> None:
     log = several_leaders(storage)
     roll_up(log, storage)
-    [first, second, *_] = LogNames.of(storage.names()).rolled
+    [_, second, *_] = LogNames.of(storage.names()).rolled
     storage.delete([second.name])
     with pytest.raises(LogGap, match=rf"{second.name} is missing from .*restore it from a copy"):
         contents(log)
-    with pytest.raises(LogGap, match="is missing from .*restore it from a copy"):
+    with pytest.raises(LogGap, match=r"is missing from .*restore it from a copy"):
         contents(Log(storage))
