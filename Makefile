@@ -9,7 +9,7 @@ CLASSES := $(VENV)/spark-classes.jsa
 export SPARK_LOCAL_IP := 127.0.0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo first test test-unit test-fault spec lint format bench bench-quick bench-latency clean
+.PHONY: help demo first test test-unit test-fault test-hosts spec lint format bench bench-quick bench-latency clean
 
 help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ test-unit: $(INSTALLED)  ## the fast tests only
 
 test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (TALLYBOOK_EXAMPLES=1000)
 	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 tests/fault tests/property
+
+test-hosts: $(INSTALLED) $(CLASSES)  ## every fault on a bed of several hosts (namespaces; no root needed)
+	@$(RUN) -m pytest -q -m hosts tests/multihost
 
 spec:  ## run the executable specification: 20,000 histories, and each rule switched off
 	@$(PYTHON) docs/spec/protocol.py

@@ -83,7 +83,7 @@ class Bed:
             )
 
         try:
-            wait_until(settled, "the bed settles", _DEADLINE_S)
+            wait_until(settled, "the bed settles", _DEADLINE_S, every_s=0.1)
         except AssertionError as exc:
             raise AssertionError(f"{exc}\n{self.history.told(began - 30)}") from exc
         dead = [part.program.name for part in self.parts if not part.alive]

@@ -11,7 +11,7 @@ from tests.multihost.parts import SESSION_S
 
 WRITES = ("plain", "driver", "executors")
 _WAIT_S = SESSION_S + 5
-_LONGER_THAN_A_WAIT_S = _WAIT_S + 4
+_LONGER_THAN_A_WAIT_S = _WAIT_S + 2
 # How often a message goes there and back, for one operation: putting, sealing and committing a
 # batch, each with a call before it that finds out; records, rows and changes of all servers.
 _ROUND_TRIPS = 6

@@ -160,7 +160,10 @@ def _start(bed: Bed, server: TabletServer) -> None:
     server.wait_until_joined()
     bed.history.note(f"{server.host.name} has joined")
     wait_until(
-        lambda: server.address in bed.leaders().values(), f"{server.host.name} leads again", 60
+        lambda: server.address in bed.leaders().values(),
+        f"{server.host.name} leads again",
+        60,
+        every_s=0.1,
     )
 
 
@@ -169,4 +172,5 @@ def _wait_until_others_lead(bed: Bed, victim: TabletServer) -> None:
         lambda: victim.address not in bed.leaders().values(),
         f"others lead what {victim.host.name} led",
         60 + SESSION_S,
+        every_s=0.1,
     )

@@ -45,7 +45,7 @@ BUCKETS = 6
 ATTEMPT_S = 5.0
 """As the servers' session time-out, which it is by default, too."""
 DEADLINE_S = 120.0
-_PAUSE_S = 0.2
+_PAUSE_S = 0.3
 _OWN = "plain"
 _START_DEADLINE_S = 120.0
 

@@ -12,15 +12,15 @@ from tests.support.zookeeper_server import wait_until
 def try_fault(bed: Bed, name: str, seed: int = 0) -> None:
     """Have the fault for as long as its budget says, heal it, and wait until all is as before.
 
+    The bed has settled before that.
     Raises AssertionError if a client saw what it should not have, or did not go on; BudgetExceeded
     if all was right, and late. Both have the history.
     """
     chance = random.Random(f"{seed} {name}")
-    bed.settle()
     began = bed.history.note(f"{name} begins")
     over = began + BUDGETS[name].lasts_s
     with FAULTS[name](bed, chance):
-        wait_until(lambda: time.monotonic() >= over, f"{name} lasts", BUDGETS[name].lasts_s + 60)
+        wait_until(lambda: time.monotonic() >= over, f"{name} lasts", 60, every_s=0.1)
         bed.history.note(f"{name} ends")
     bed.history.note("healed")
     bed.settle()
