@@ -1,16 +1,19 @@
 """A whole cluster on hosts of its own, with a load that never stops: what faults are tried on."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.multihost.batches import COLUMNS
 from tests.multihost.history import History
 from tests.multihost.hosts import Host, Lab, needs_namespaces
 from tests.multihost.load import BUCKETS, CLIENTS
 from tests.multihost.network import Network
 from tests.multihost.parts import Part, TabletServer, ensemble, python_part
+from tests.multihost.sink_job import ROUTES
+from tests.multihost.spark import MASTER, driver_on, master_on, wait_until_up, worker_on
 from tests.support.certificates import make_certificate
 from tests.support.zookeeper_server import needs_java, wait_until
 
@@ -23,15 +26,15 @@ _DEADLINE_S = 150.0
 class Bed:
     """Hosts, parts, network and load. Whoever made it closes it."""
 
-    def __init__(self, directory: Path, *, seed: int = 0, kinds: Sequence[str] = ()) -> None:
-        """Make the hosts; nothing runs there yet. `kinds`: of clients; else all there are."""
-        self.lab = Lab(directory, ["s3", "client", *ZOOKEEPERS, *SERVERS, *SPARES])
+    def __init__(self, directory: Path, *, seed: int = 0, with_spark: bool = False) -> None:
+        """Make the hosts; nothing runs there yet."""
+        self.lab = Lab(directory, ["s3", "client", MASTER, *ZOOKEEPERS, *SERVERS, *SPARES])
         self.network = Network(self.lab)
         self.history = History()
         certificate, key = directory / "bed.pem", directory / "bed.key"
         make_certificate(certificate, key, names=[*SERVERS, *SPARES])
         address, self.zookeepers = ensemble([self.host(name) for name in ZOOKEEPERS])
-        self.s3 = python_part(self.host("s3"), "tests.multihost.s3", {}, "s3")
+        self.s3 = python_part(self.host("s3"), "s3", "tests.multihost.s3", {})
         self.servers = [
             TabletServer(self.host(name), address, certificate, key) for name in SERVERS
         ]
@@ -40,9 +43,13 @@ class Bed:
             "zookeeper": address,
             "tls_root": str(certificate),
             "seed": seed,
-            "kinds": list(kinds or CLIENTS),
+            "kinds": list(CLIENTS),
         }
-        self.load = python_part(self.host("client"), "tests.multihost.load", self.settings, "load")
+        client = self.host("client")
+        self.load = python_part(client, "load", "tests.multihost.load", self.settings)
+        self.master = master_on(self.host(MASTER))
+        self.driver = driver_on(self.host(MASTER), self.settings)
+        self.workers = [worker_on(self.host(name)) for name in SERVERS] if with_spark else []
 
     def host(self, name: str) -> Host:
         """Return a host by its name."""
@@ -50,8 +57,9 @@ class Bed:
 
     @property
     def parts(self) -> list[Part]:
-        """All that should run, the load last."""
-        return [*self.zookeepers, self.s3, *self.servers, self.load]
+        """All that should run."""
+        spark = [self.master, *self.workers, self.driver] if self.workers else []
+        return [*self.zookeepers, self.s3, *self.servers, self.load, *spark]
 
     def start(self) -> None:
         """Start all parts, and wait until every client has done something."""
@@ -65,13 +73,18 @@ class Bed:
         for server in self.servers:
             server.wait_until_joined()
         self.load.start()
+        if self.workers:
+            for part in (self.master, *self.workers):
+                part.start()
+            wait_until_up(self.master, self.workers)
+            self.driver.start()
         self.settle()
 
     def settle(self) -> None:
         """Wait until all servers lead, all parts run, and all clients have gone on since now."""
         began = time.monotonic()
         wanted = {server.address for server in self.servers}
-        kinds = set(self.settings["kinds"]) - {"observer"}
+        kinds = {*CLIENTS, *(ROUTES if self.workers else ())} - {"observer"}
 
         def settled() -> bool:
             led = self.leaders()
@@ -91,8 +104,24 @@ class Bed:
 
     def leaders(self) -> dict[str, str]:
         """Return the addresses of the buckets' leaders, as the load's observer saw them last."""
-        self.history.read(self.load.program.log_path)
+        self._read_history()
         return self.history.led
+
+    def end_load(self) -> dict[str, int]:
+        """End the clients; return how many batches of each column were acknowledged."""
+        for part in [self.load, *([self.driver] if self.workers else [])]:
+            part.stop()
+        self._read_history()
+        return {kind: self.history.batches(kind) for kind in COLUMNS}
+
+    def expected_on(self, host: Host) -> set[int]:
+        """Return the processes that should be on a host, when the load has ended."""
+        return {part.program.pid for part in self.parts if part.host is host and part.alive}
+
+    def _read_history(self) -> None:
+        self.history.read(self.load.program.log_path)
+        if self.workers:
+            self.history.read(self.driver.program.log_path)
 
     def close(self) -> None:
         """End everything."""
@@ -100,11 +129,11 @@ class Bed:
 
 
 @contextmanager
-def running_bed(directory: Path, *, seed: int = 0) -> Iterator[Bed]:
+def running_bed(directory: Path, *, seed: int = 0, with_spark: bool = False) -> Iterator[Bed]:
     """Run a bed for the duration of the block; skip the test where there cannot be one."""
     needs_namespaces()
     needs_java()
-    bed = Bed(directory, seed=seed)
+    bed = Bed(directory, seed=seed, with_spark=with_spark)
     try:
         bed.start()
         yield bed

@@ -35,6 +35,7 @@ def _slow(round_trip_s: float) -> Budget:
 
 BUDGETS = {
     "rolling restart": Budget(lasts_s=0, batch_s=5, read_s=1, long_waits=None),
+    "rolling restart, S3 far away": Budget(lasts_s=0, batch_s=5, read_s=1, long_waits=None),
     "planned move": Budget(lasts_s=0, batch_s=5, read_s=1, long_waits=None),
     "server without S3": Budget(),
     "cable pulled": Budget(),
@@ -43,8 +44,15 @@ BUDGETS = {
     "host paused": Budget(),
     "paused, and back without ZooKeeper": Budget(),
     "server killed": Budget(),
+    "server hears nothing": Budget(),
+    "leader of ZooKeeper killed": Budget(),
+    # Nobody writes while there is no store, or reads what needs it; and all go on soon after.
+    "S3 away": Budget(batch_s=_LONGER_THAN_A_WAIT_S + 5, read_s=_LONGER_THAN_A_WAIT_S + 5),
+    "S3 slow": Budget(long_waits=None),
+    "clock moved": Budget(batch_s=5, read_s=5),
     "100 ms": _slow(0.1),
     "200 ms, 2 % lost": _slow(0.2),
+    "executor killed": Budget(read_s=5),
 }
 
 NOT_YET = "fast hand-over is not merged yet"

@@ -3,12 +3,15 @@
 A fault that is an act, as a restart, is over when the block begins. The victim is chosen by chance.
 """
 
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from tests.multihost.bed import Bed
-from tests.multihost.parts import SESSION_S, TabletServer
+from tests.multihost.parts import SESSION_S, TabletServer, is_leading
+from tests.multihost.spark import executors_of
 from tests.support.zookeeper_server import wait_until
 
 Fault = Callable[[Bed, random.Random], AbstractContextManager[None]]
@@ -23,6 +26,13 @@ def rolling_restart(bed: Bed, chance: random.Random) -> Iterator[None]:
         bed.history.note(f"{server.host.name} has stopped, and is started")
         _start(bed, server)
     yield
+
+
+@contextmanager
+def far_rolling_restart(bed: Bed, chance: random.Random) -> Iterator[None]:
+    """The same with the object store 40 ms away, there and back: reading the log takes time."""
+    with bed.network.long_cable(bed.s3.host, round_trip_ms=40), rolling_restart(bed, chance):
+        yield
 
 
 @contextmanager
@@ -113,6 +123,54 @@ def server_killed(bed: Bed, chance: random.Random) -> Iterator[None]:
 
 
 @contextmanager
+def server_deaf(bed: Bed, chance: random.Random) -> Iterator[None]:
+    """Lose all that ZooKeeper and the store send to a server; what it sends arrives."""
+    victim = _victim(bed, chance).host
+    with ExitStack() as stack:
+        for host in (bed.s3.host, *(each.host for each in bed.zookeepers)):
+            stack.enter_context(bed.network.lost(host, victim))
+        yield
+
+
+@contextmanager
+def zookeeper_killed(bed: Bed, chance: random.Random) -> Iterator[None]:
+    """Kill the leader of the ensemble; it is started again at the end."""
+    leader = next(each for each in bed.zookeepers if is_leading(each))
+    bed.history.note(f"the victim is {leader.host.name}, which leads")
+    leader.kill()
+    try:
+        yield
+    finally:
+        leader.start()
+
+
+@contextmanager
+def s3_away(bed: Bed, chance: random.Random) -> Iterator[None]:
+    """Pull the object store's cable."""
+    with bed.network.pulled(bed.s3.host):
+        yield
+
+
+@contextmanager
+def s3_slow(bed: Bed, chance: random.Random) -> Iterator[None]:
+    """Move the object store far away: 100 ms there and back."""
+    with bed.network.long_cable(bed.s3.host, round_trip_ms=100):
+        yield
+
+
+@contextmanager
+def clock_moved(bed: Bed, chance: random.Random) -> Iterator[None]:
+    """Move a server's wall clock by an hour, ahead or back, and back at the end."""
+    victim, seconds = _victim(bed, chance), chance.choice([-3600, 3600])
+    bed.history.note(f"by {seconds} s")
+    victim.move_clock(seconds)
+    try:
+        yield
+    finally:
+        victim.move_clock(0)
+
+
+@contextmanager
 def slow_network(bed: Bed, chance: random.Random) -> Iterator[None]:
     """Move the clients far away: 100 ms there and back."""
     with bed.network.long_cable(bed.load.host, round_trip_ms=100):
@@ -126,8 +184,19 @@ def bad_network(bed: Bed, chance: random.Random) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def executor_killed(bed: Bed, chance: random.Random) -> Iterator[None]:
+    """Kill one of Spark's executors; Spark starts another."""
+    host = chance.choice([worker.host for worker in bed.workers])
+    bed.history.note(f"the executor of {host.name} is killed")
+    for pid in executors_of(host):
+        os.kill(pid, signal.SIGKILL)
+    yield
+
+
 FAULTS: dict[str, Fault] = {
     "rolling restart": rolling_restart,
+    "rolling restart, S3 far away": far_rolling_restart,
     "planned move": planned_move,
     "server without S3": server_without_s3,
     "server without ZooKeeper": server_without_zookeeper,
@@ -136,8 +205,14 @@ FAULTS: dict[str, Fault] = {
     "host paused": host_paused,
     "paused, and back without ZooKeeper": paused_and_cut,
     "server killed": server_killed,
+    "server hears nothing": server_deaf,
+    "leader of ZooKeeper killed": zookeeper_killed,
+    "S3 away": s3_away,
+    "S3 slow": s3_slow,
+    "clock moved": clock_moved,
     "100 ms": slow_network,
     "200 ms, 2 % lost": bad_network,
+    "executor killed": executor_killed,
 }
 SHORT = (
     "ZooKeeper two to one",
@@ -147,6 +222,16 @@ SHORT = (
     "rolling restart",
 )
 """What every run of the tests tries."""
+WITH_SPARK = (
+    "executor killed",
+    "server killed",
+    "cable pulled",
+    "host paused",
+    "server without S3",
+    "200 ms, 2 % lost",
+    "rolling restart",
+)
+"""What is tried with sinks, too."""
 
 
 def _victim(bed: Bed, chance: random.Random) -> TabletServer:

@@ -35,7 +35,6 @@ class History:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.wrong: list[str] = []
-        self.acknowledged = 0
         self.led: dict[str, str] = {}
         self.led_at = 0.0
         self._notes: list[tuple[float, str]] = []
@@ -67,8 +66,6 @@ class History:
         elif "wrong" in event:
             self.wrong.append(event["wrong"])
             self._notes.append((event["at"], f"WRONG: {event['wrong']}"))
-        elif "acknowledged" in event:
-            self.acknowledged = event["acknowledged"]
         elif "led" in event:
             self._add_leaders(event["led"], event["at"])
 
@@ -84,6 +81,10 @@ class History:
     def kinds(self) -> set[str]:
         """Return the kinds of clients that have ever done something."""
         return {operation.kind for operation in self.operations}
+
+    def batches(self, kind: str) -> int:
+        """Return how many batches a writer has done."""
+        return max((each.number + 1 for each in self.operations if each.kind == kind), default=0)
 
     def has_gone_on(self, since: float, kinds: Iterable[str]) -> bool:
         """Whether each kind of client has done something that it began since then."""

@@ -185,9 +185,9 @@ class Host:
         """Return the path by which its programs know a file of its disk."""
         return str(self._lab.mount.joinpath(*parts))
 
-    def run(self, *command: str) -> None:
-        """Run a command there, to its end."""
-        run_in(self._holder, *command)
+    def run(self, *command: str) -> str:
+        """Run a command there, to its end, and return what it says."""
+        return run_in(self._holder, *command)
 
     def program(
         self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None
@@ -214,8 +214,8 @@ class Host:
                 os.kill(pid, number)
 
 
-def run_in(pid: int, *command: str) -> None:
-    """Run a command in the namespaces of a process; CalledProcessError has what it said."""
+def run_in(pid: int, *command: str) -> str:
+    """Run a command in the namespaces of a process, and return what it says."""
     said = subprocess.run(
         ["nsenter", "-t", str(pid), *_ENTER, "--", *command],
         capture_output=True,
@@ -223,3 +223,4 @@ def run_in(pid: int, *command: str) -> None:
         check=False,
     )
     assert said.returncode == 0, f"{' '.join(command)}: {said.stderr.strip()}"
+    return said.stdout

@@ -293,7 +293,6 @@ def main(settings: dict[str, Any]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    shared.say(acknowledged=shared.acknowledged)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Network:
 
     @contextmanager
     def _once(
-        self, what: str, begin: Callable[[], None], end: Callable[[], None]
+        self, what: str, begin: Callable[[], object], end: Callable[[], object]
     ) -> Iterator[None]:
         self._faults[what] += 1
         if self._faults[what] == 1:

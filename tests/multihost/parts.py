@@ -24,6 +24,7 @@ LOGS = "s3://tallybook-1/logs"
 SECRETS = {TOKEN_VARIABLE: "token-of-the-bed", CREDENTIALS_VARIABLE: "user:password"}
 _CLIENT_PORT = 2181
 _START_DEADLINE_S = 90.0
+_CLOCK = Path(__file__).with_name("clock")
 _ZOOKEEPER_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
@@ -79,7 +80,10 @@ class TabletServer(Part):
             *("--tls-certificate", str(certificate), "--tls-key", str(key)),
             *("--address-file", host.inside("address")),
         ]
-        super().__init__(host, "server", command, {**s3.settings().variables, **SECRETS})
+        self._clock = host.disk / "clock"
+        self.move_clock(0)
+        clock = {"PYTHONPATH": str(_CLOCK), "TALLYBOOK_BED_CLOCK": host.inside("clock")}
+        super().__init__(host, "server", command, {**s3.settings().variables, **SECRETS, **clock})
 
     @property
     def address(self) -> str:
@@ -90,6 +94,11 @@ class TabletServer(Part):
         """Start it; it joins the others a moment later."""
         self._joined.unlink(missing_ok=True)
         super().start()
+
+    def move_clock(self, seconds: int) -> None:
+        """Have its wall clock be so much ahead from now on, or behind."""
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as clock:
+            clock.write(seconds.to_bytes(8, "little", signed=True))
 
     def wait_until_joined(self) -> None:
         """Return when it has joined the cluster."""
@@ -123,7 +132,24 @@ def ensemble(hosts: Sequence[Host]) -> tuple[str, list[Part]]:
     return ",".join(f"{host.name}:{_CLIENT_PORT}" for host in hosts) + "/tallybook", parts
 
 
-def python_part(host: Host, module: str, settings: Mapping[str, Any], name: str) -> Part:
+def is_leading(zookeeper: Part) -> bool:
+    """Whether this server of the ensemble leads it, by its own words."""
+    address = (zookeeper.host.name, _CLIENT_PORT)
+    ask = (
+        "import socket; there = socket.create_connection(('%s', %d), 5); there.sendall(b'srvr'); "
+        "print(there.makefile().read())"
+    )
+    said = zookeeper.host.run(sys.executable, "-S", "-E", "-c", ask % address)
+    return "Mode: leader" in said
+
+
+def python_part(
+    host: Host,
+    name: str,
+    module: str,
+    settings: Mapping[str, Any],
+    variables: Mapping[str, str] | None = None,
+) -> Part:
     """Return a program of ours that is told its settings as JSON, and the secrets as variables."""
     command = [sys.executable, "-m", module, json.dumps(settings)]
-    return Part(host, name, command, {**s3.settings().variables, **SECRETS})
+    return Part(host, name, command, {**s3.settings().variables, **SECRETS, **(variables or {})})

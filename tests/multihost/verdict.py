@@ -26,25 +26,20 @@ _SCANNER_TTL_S = 60.0
 _DEADLINE_S = 300.0
 
 
-def pass_verdict(bed: Bed, acknowledged: Mapping[str, int] | None = None) -> None:
-    """End the load of a bed, and raise unless all is as it has to be.
-
-    `acknowledged`: how many batches the writers of other columns have, at least.
-    """
-    bed.load.stop()
-    bed.history.read(bed.load.program.log_path)
-    done = {"plain": bed.history.acknowledged, **(acknowledged or {})}
+def pass_verdict(bed: Bed) -> None:
+    """End the load of a bed, and raise unless all is as it has to be."""
+    done = bed.end_load()
     settings = {**bed.settings, "acknowledged": done}
-    part = python_part(bed.load.host, "tests.multihost.verdict", settings, "verdict")
+    part = python_part(bed.load.host, "verdict", "tests.multihost.verdict", settings)
     part.start()
     wait_until(lambda: not part.alive, "the verdict is passed", _DEADLINE_S)
     said = part.program.last_words(1)
     assert said.startswith("["), f"there was no verdict: {part.program.last_words(30)}"
     wrong = [*bed.history.wrong, *json.loads(said)]
     for server in bed.servers:
-        left = [pid for pid in server.host.processes() if pid != server.program.pid]
+        left = set(server.host.processes()) - bed.expected_on(server.host)
         if left:
-            wrong.append(f"processes {left} are left on {server.host.name}")
+            wrong.append(f"processes {sorted(left)} are left on {server.host.name}")
     assert not wrong, "; ".join(wrong)
 
 
