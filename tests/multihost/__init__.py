@@ -16,5 +16,6 @@ bed        all of it together
 faults     what goes wrong
 budgets    how long clients may wait for it
 trying     one fault, tried
+campaign   random faults, several at once, for as long as one likes
 verdict    whether the table is what was acknowledged, and nothing leaked
 """

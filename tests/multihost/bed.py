@@ -1,7 +1,7 @@
 """A whole cluster on hosts of its own, with a load that never stops: what faults are tried on."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from tests.multihost.batches import COLUMNS
 from tests.multihost.history import History
 from tests.multihost.hosts import Host, Lab, needs_namespaces
-from tests.multihost.load import BUCKETS, CLIENTS
+from tests.multihost.load import ALWAYS, BUCKETS
 from tests.multihost.network import Network
 from tests.multihost.parts import Part, TabletServer, ensemble, python_part
 from tests.multihost.sink_job import ROUTES
@@ -26,11 +26,22 @@ _DEADLINE_S = 150.0
 class Bed:
     """Hosts, parts, network and load. Whoever made it closes it."""
 
-    def __init__(self, directory: Path, *, seed: int = 0, with_spark: bool = False) -> None:
-        """Make the hosts; nothing runs there yet."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        seed: int = 0,
+        with_spark: bool = False,
+        more_clients: Sequence[str] = (),
+        follow: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Make the hosts; nothing runs there yet. `more_clients`: besides those always there.
+        `follow`: gets what we do, as text, when we do it.
+        """
         self.lab = Lab(directory, ["s3", "client", MASTER, *ZOOKEEPERS, *SERVERS, *SPARES])
         self.network = Network(self.lab)
-        self.history = History()
+        self.history = History(follow)
+        self._down: set[Part] = set()
         certificate, key = directory / "bed.pem", directory / "bed.key"
         make_certificate(certificate, key, names=[*SERVERS, *SPARES])
         address, self.zookeepers = ensemble([self.host(name) for name in ZOOKEEPERS])
@@ -43,7 +54,7 @@ class Bed:
             "zookeeper": address,
             "tls_root": str(certificate),
             "seed": seed,
-            "kinds": list(CLIENTS),
+            "kinds": [*ALWAYS, *more_clients],
         }
         client = self.host("client")
         self.load = python_part(client, "load", "tests.multihost.load", self.settings)
@@ -80,13 +91,14 @@ class Bed:
             self.driver.start()
         self.settle()
 
-    def settle(self) -> None:
+    def settle(self, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Wait until all servers lead, all parts run, and all clients have gone on since now."""
         began = time.monotonic()
         wanted = {server.address for server in self.servers}
-        kinds = {*CLIENTS, *(ROUTES if self.workers else ())} - {"observer"}
+        kinds = {*self.settings["kinds"], *(ROUTES if self.workers else ())} - {"observer"}
 
         def settled() -> bool:
+            while_waiting()
             led = self.leaders()
             return (
                 self.history.led_at > began
@@ -106,6 +118,24 @@ class Bed:
         """Return the addresses of the buckets' leaders, as the load's observer saw them last."""
         self._read_history()
         return self.history.led
+
+    @contextmanager
+    def down(self, part: Part) -> Iterator[None]:
+        """Kill a part; it is started again at the end."""
+        self._down.add(part)
+        part.kill()
+        try:
+            yield
+        finally:
+            self._down.remove(part)
+            part.start()
+
+    def revive(self) -> None:
+        """Start what has ended by itself, as whoever looks after servers does: not what is down."""
+        for part in self.parts:
+            if not part.alive and part not in self._down:
+                self.history.note(f"{part.program.name} has ended, and is started again")
+                part.start()
 
     def end_load(self) -> dict[str, int]:
         """End the clients; return how many batches of each column were acknowledged."""
@@ -129,11 +159,11 @@ class Bed:
 
 
 @contextmanager
-def running_bed(directory: Path, *, seed: int = 0, with_spark: bool = False) -> Iterator[Bed]:
+def running_bed(directory: Path, **settings: Any) -> Iterator[Bed]:
     """Run a bed for the duration of the block; skip the test where there cannot be one."""
     needs_namespaces()
     needs_java()
-    bed = Bed(directory, seed=seed, with_spark=with_spark)
+    bed = Bed(directory, **settings)
     try:
         bed.start()
         yield bed

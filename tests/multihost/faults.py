@@ -114,12 +114,8 @@ def paused_and_cut(bed: Bed, chance: random.Random) -> Iterator[None]:
 @contextmanager
 def server_killed(bed: Bed, chance: random.Random) -> Iterator[None]:
     """Kill a server; it is started again at the end."""
-    victim = _victim(bed, chance)
-    victim.kill()
-    try:
+    with bed.down(_victim(bed, chance)):
         yield
-    finally:
-        _start(bed, victim)
 
 
 @contextmanager
@@ -134,14 +130,12 @@ def server_deaf(bed: Bed, chance: random.Random) -> Iterator[None]:
 
 @contextmanager
 def zookeeper_killed(bed: Bed, chance: random.Random) -> Iterator[None]:
-    """Kill the leader of the ensemble; it is started again at the end."""
-    leader = next(each for each in bed.zookeepers if is_leading(each))
-    bed.history.note(f"the victim is {leader.host.name}, which leads")
-    leader.kill()
-    try:
+    """Kill the leader of the ensemble, or any if it has none; it is started again at the end."""
+    alive = [each for each in bed.zookeepers if each.alive]
+    leader = next(filter(is_leading, alive), chance.choice(alive))
+    bed.history.note(f"the victim is {leader.host.name}")
+    with bed.down(leader):
         yield
-    finally:
-        leader.start()
 
 
 @contextmanager
@@ -222,8 +216,10 @@ SHORT = (
     "rolling restart",
 )
 """What every run of the tests tries."""
+OF_SPARK = ("executor killed",)
+"""What only a bed with Spark has."""
 WITH_SPARK = (
-    "executor killed",
+    *OF_SPARK,
     "server killed",
     "cable pulled",
     "host paused",

@@ -5,7 +5,7 @@ Times are of the monotonic clock, which all processes of a machine share, whatev
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,10 @@ class Operation:
 class History:
     """Reads what the load writes down, as it comes, and has notes of our own."""
 
-    def __init__(self) -> None:
+    def __init__(self, follow: Callable[[str], None] = lambda _: None) -> None:
+        """`follow`: gets each of our notes as it is taken."""
+        self._follow = follow
+        self._began = time.monotonic()
         self.operations: list[Operation] = []
         self.wrong: list[str] = []
         self.led: dict[str, str] = {}
@@ -44,6 +47,7 @@ class History:
         """Write down what we do; return when."""
         now = time.monotonic()
         self._notes.append((now, what))
+        self._follow(f"{now - self._began:8.1f} s  {what}")
         return now
 
     def read(self, path: Path) -> None:

@@ -47,6 +47,8 @@ ATTEMPT_S = 5.0
 DEADLINE_S = 120.0
 _PAUSE_S = 0.3
 _OWN = "plain"
+_EXTRA = "extra"
+_OPERATOR_PAUSE_S = 3.0
 _START_DEADLINE_S = 120.0
 
 
@@ -220,6 +222,26 @@ def observe(shared: Shared, cluster: Cluster) -> None:
         shared.say(led=led, at=time.monotonic())
 
 
+def operate(shared: Shared, cluster: Cluster) -> None:
+    """Do what operators do while others work: add and drop columns, take snapshots."""
+    table = cluster.table(TABLE)
+
+    def one() -> None:
+        table.refresh()
+        names = [column.name for column in table.schema.value_columns if column.name == _EXTRA]
+        if number % 2:
+            table.snapshot()
+        elif names:
+            table.drop_column(_EXTRA)
+        else:
+            table.add_column(_EXTRA, pa.int64(), "sum")
+
+    for number in count():
+        shared.until_it_works("operator", number, one)
+        if shared.stopping.wait(_OPERATOR_PAUSE_S):
+            return
+
+
 def apply_changes(rows: dict[int, dict[str, Any]], records: list[dict[str, Any]]) -> Iterator[str]:
     """Apply change records to rows; yield what does not begin where the rows are."""
     for record in records:
@@ -241,7 +263,10 @@ CLIENTS = {
     "latest": read_latest,
     "changes": read_changes,
     "observer": observe,
+    "operator": operate,
 }
+ALWAYS = ("plain", "committed", "latest", "changes", "observer")
+"""Who is there in every test; an operator is one more in the campaign."""
 
 
 def _prefixes(shared: Shared) -> list[Prefixes]:

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.multihost.bed import running_bed
-from tests.multihost.budgets import EXPECTED, NOT_YET, BudgetExceeded
 from tests.multihost.faults import SHORT
-from tests.multihost.trying import try_fault
+from tests.multihost.trying import try_in_time
 from tests.multihost.verdict import pass_verdict
 
 
@@ -18,10 +17,5 @@ def test_clients_see_whole_batches_and_go_on_in_time_whatever_fails_between_host
     with running_bed(tmp_path / "bed") as bed:
         for name in SHORT:
             with subtests.test(name):
-                try:
-                    try_fault(bed, name)
-                except BudgetExceeded as exc:
-                    if name not in EXPECTED:
-                        raise
-                    pytest.xfail(f"{NOT_YET}: {exc}")
+                try_in_time(bed, name)
         pass_verdict(bed)

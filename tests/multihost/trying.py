@@ -3,8 +3,10 @@
 import random
 import time
 
+import pytest
+
 from tests.multihost.bed import Bed
-from tests.multihost.budgets import BUDGETS, check_budget
+from tests.multihost.budgets import BUDGETS, EXPECTED, NOT_YET, BudgetExceeded, check_budget
 from tests.multihost.faults import FAULTS
 from tests.support.zookeeper_server import wait_until
 
@@ -26,3 +28,13 @@ def try_fault(bed: Bed, name: str, seed: int = 0) -> None:
     bed.settle()
     assert not bed.history.wrong, f"{name}: {bed.history.wrong}\n{bed.history.told(began)}"
     check_budget(name, bed.history, began)
+
+
+def try_in_time(bed: Bed, name: str) -> None:
+    """The same in a test: to be late is what is expected of some."""
+    try:
+        try_fault(bed, name)
+    except BudgetExceeded as exc:
+        if name not in EXPECTED:
+            raise
+        pytest.xfail(f"{NOT_YET}: {exc}")
