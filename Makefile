@@ -42,7 +42,7 @@ test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (T
 	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 tests/fault tests/property
 
 test-hosts: $(INSTALLED) $(CLASSES)  ## every fault on a bed of several hosts (namespaces; no root needed)
-	@$(RUN) -m pytest -q -m hosts tests/multihost
+	@$(RUN) -m pytest -q -s -m hosts tests/multihost
 
 chaos: $(INSTALLED) $(CLASSES)  ## random faults on several hosts, several at once: SECONDS=300 SEED=0
 	@$(RUN) -m tests.multihost.campaign --seconds $(or $(SECONDS),300) --seed $(or $(SEED),0)

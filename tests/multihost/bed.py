@@ -35,15 +35,17 @@ class Bed:
         more_clients: Sequence[str] = (),
         follow: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Make the hosts; nothing runs there yet. `more_clients`: besides those always there.
-        `follow`: gets what we do, as text, when we do it.
+        """Make the hosts; nothing runs there yet.
+
+        `more_clients`: besides those always there. `follow`: gets what we do, when we do it.
         """
+        directory.mkdir()
+        certificate, key = directory / "bed.pem", directory / "bed.key"
+        make_certificate(certificate, key, names=[*SERVERS, *SPARES])
         self.lab = Lab(directory, ["s3", "client", MASTER, *ZOOKEEPERS, *SERVERS, *SPARES])
         self.network = Network(self.lab)
         self.history = History(follow)
         self._down: set[Part] = set()
-        certificate, key = directory / "bed.pem", directory / "bed.key"
-        make_certificate(certificate, key, names=[*SERVERS, *SPARES])
         address, self.zookeepers = ensemble([self.host(name) for name in ZOOKEEPERS])
         self.s3 = python_part(self.host("s3"), "s3", "tests.multihost.s3", {})
         self.servers = [

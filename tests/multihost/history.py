@@ -98,6 +98,14 @@ class History:
         """Return what a kind of client has done that ended since then."""
         return [each for each in self.operations if each.kind == kind and each.ended >= since]
 
+    def slowest(self, since: float) -> str:
+        """Tell how long the slowest operation of each kind took, of those that ended since then."""
+        longest = {
+            kind: max(each.seconds for each in self.of(kind, since))
+            for kind in sorted(self.kinds())
+        }
+        return ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in longest.items())
+
     def told(self, since: float) -> str:
         """Tell what happened: what we did, who led, and who waited for what."""
         lines = [(at, what) for at, what in self._notes if at >= since]

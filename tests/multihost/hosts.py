@@ -88,10 +88,14 @@ class Lab:
         )
         assert self._keeper.stdout is not None
         assert self._keeper.stdout.readline() == b"ready\n", "the keeper of the hosts did not start"
-        self.run("ip", "link", "add", BRIDGE, "type", "bridge")
-        self.run("ip", "link", "set", BRIDGE, "up")
         self._started: list[subprocess.Popen[bytes]] = []
-        self.hosts = {name: Host(self, name, address) for name, address in addresses.items()}
+        try:
+            self.run("ip", "link", "add", BRIDGE, "type", "bridge")
+            self.run("ip", "link", "set", BRIDGE, "up")
+            self.hosts = {name: Host(self, name, address) for name, address in addresses.items()}
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:

@@ -132,15 +132,21 @@ def ensemble(hosts: Sequence[Host]) -> tuple[str, list[Part]]:
     return ",".join(f"{host.name}:{_CLIENT_PORT}" for host in hosts) + "/tallybook", parts
 
 
+# Says nothing where nobody listens yet.
+_ASK = """
+import contextlib, socket, sys
+with contextlib.suppress(OSError):
+    there = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)
+    there.sendall(b"srvr")
+    print(there.makefile().read())
+"""
+
+
 def is_leading(zookeeper: Part) -> bool:
     """Whether this server of the ensemble leads it, by its own words."""
-    address = (zookeeper.host.name, _CLIENT_PORT)
-    ask = (
-        "import socket; there = socket.create_connection(('%s', %d), 5); there.sendall(b'srvr'); "
-        "print(there.makefile().read())"
-    )
-    said = zookeeper.host.run(sys.executable, "-S", "-E", "-c", ask % address)
-    return "Mode: leader" in said
+    host = zookeeper.host
+    python = (sys.executable, "-S", "-E", "-c", _ASK)
+    return "Mode: leader" in host.run(*python, host.name, str(_CLIENT_PORT))
 
 
 def python_part(

@@ -27,6 +27,7 @@ def try_fault(bed: Bed, name: str, seed: int = 0) -> None:
     bed.history.note("healed")
     bed.settle()
     assert not bed.history.wrong, f"{name}: {bed.history.wrong}\n{bed.history.told(began)}"
+    print(f"{name}, slowest: {bed.history.slowest(began)}")
     check_budget(name, bed.history, began)
 
 
