@@ -69,10 +69,10 @@ def test_a_name_after_a_path_is_defined_there() -> None:
         assert name in {getattr(node, "name", None) for node in tree.body}, (path, name)
 
 
-def test_the_fourteen_everyday_changes_have_a_place() -> None:
+def test_everyday_changes_have_a_place() -> None:
     section = MAP.partition("## If you want to change")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) == 14
+    assert len(rows) >= 14
 
 
 @pytest.mark.parametrize("name", tb.__all__)
