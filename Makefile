@@ -9,7 +9,7 @@ CLASSES := $(VENV)/spark-classes.jsa
 export SPARK_LOCAL_IP := 127.0.0.1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo first test test-unit test-fault spec lint format bench bench-quick bench-latency clean
+.PHONY: help demo first test test-unit test-fault test-hosts chaos spec lint format bench bench-quick bench-latency clean
 
 help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,12 @@ test-unit: $(INSTALLED)  ## the fast tests only
 
 test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (TALLYBOOK_EXAMPLES=1000)
 	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 tests/fault tests/property
+
+test-hosts: $(INSTALLED) $(CLASSES)  ## every fault on a bed of several hosts (namespaces; no root needed)
+	@$(RUN) -m pytest -q -s -m hosts tests/multihost
+
+chaos: $(INSTALLED) $(CLASSES)  ## random faults on several hosts, several at once: SECONDS=300 SEED=0
+	@$(RUN) -m tests.multihost.campaign --seconds $(or $(SECONDS),300) --seed $(or $(SEED),0)
 
 spec:  ## run the executable specification: 20,000 histories, and each rule switched off
 	@$(PYTHON) docs/spec/protocol.py

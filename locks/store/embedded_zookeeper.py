@@ -56,7 +56,7 @@ class EmbeddedZooKeeper:
         """Start the server and wait until it answers; on the same port again after a restart."""
         if self._process is not None:
             raise ServerNotStarted(f"the embedded ZooKeeper runs already, on {self.address}")
-        command = [_find_java(), "-Xmx256m", "-cp", _find_jars(), MAIN_CLASS]
+        command = [find_java(), "-Xmx256m", "-cp", find_jars(), MAIN_CLASS]
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._port is not None:
             self._start(command)
@@ -150,7 +150,8 @@ class EmbeddedZooKeeper:
         return "BindException" in self.log_path.read_text(errors="replace")
 
 
-def _find_java() -> str:
+def find_java() -> str:
+    """Return the path of the Java to run ZooKeeper with; ServerNotStarted says where it looked."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -162,7 +163,8 @@ def _find_java() -> str:
     return java
 
 
-def _find_jars() -> str:
+def find_jars() -> str:
+    """Return the class path that a ZooKeeper needs, from PySpark's jars."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ServerNotStarted(

@@ -2,13 +2,16 @@
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 
-def make_certificate(certificate: Path, key: Path, address: str = "127.0.0.1") -> None:
-    """Make a certificate that is signed by itself, good for a day."""
+def make_certificate(
+    certificate: Path, key: Path, address: str = "127.0.0.1", *, names: Sequence[str] = ()
+) -> None:
+    """Make a certificate that is signed by itself, good for a day, for an address and names."""
     x509 = pytest.importorskip("cryptography.x509", reason="certificates need `cryptography`")
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
@@ -16,7 +19,7 @@ def make_certificate(certificate: Path, key: Path, address: str = "127.0.0.1") -
     secret = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, certificate.stem)])
     day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
-    addresses = [x509.IPAddress(ipaddress.ip_address(address))]
+    addresses = [x509.IPAddress(ipaddress.ip_address(address)), *map(x509.DNSName, names)]
     signed = (
         x509.CertificateBuilder(name, name, secret.public_key(), x509.random_serial_number())
         .not_valid_before(now - day)

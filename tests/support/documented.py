@@ -26,7 +26,7 @@ import pytest
 
 import tallybook
 from locks.store import embedded_zookeeper
-from locks.store.embedded_zookeeper import EmbeddedZooKeeper, _find_jars, _find_java
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper, find_jars, find_java
 from server.launch import on_spark
 from server.launch.local_cluster import LocalCluster
 from tallybook import cli
@@ -162,7 +162,7 @@ class World:
         """Give the lines to ZooKeeper's own command line, which says what it did not like."""
         done = subprocess.run(
             [
-                *(_find_java(), "-XX:TieredStopAtLevel=1", "-cp", _find_jars()),
+                *(find_java(), "-XX:TieredStopAtLevel=1", "-cp", find_jars()),
                 *("org.apache.zookeeper.ZooKeeperMain", "-server", self._local.address),
             ],
             input=f"{text}quit\n",

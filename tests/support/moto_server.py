@@ -1,4 +1,4 @@
-"""An S3 API on loopback for tests: moto, in a thread of this process."""
+"""An S3 API for tests, on loopback unless told otherwise: moto, in a thread of this process."""
 
 import logging
 import threading
@@ -50,18 +50,17 @@ class S3Server:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """Run an S3 server on 127.0.0.1 and a free port for the duration of the block."""
+def s3_server(host: str = "127.0.0.1", port: int = 0) -> Iterator[S3Server]:
+    """Run an S3 server for the duration of the block; port 0 is any that is free."""
     from moto.server import ThreadedMotoServer  # noqa: PLC0415
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=host, port=port, verbose=False)
     server.start()
     http: Any = server._server
     http.app = _one_at_a_time(http.app)
     try:
-        host, port = server.get_host_and_port()
-        yield S3Server(f"http://{host}:{port}")
+        yield S3Server("http://{}:{}".format(*server.get_host_and_port()))
     finally:
         server.stop()
         http.server_close()

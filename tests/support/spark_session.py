@@ -62,7 +62,8 @@ def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
         }
         settings |= {key.replace("_", "."): str(value) for key, value in conf.items()}
         # The workers must run the interpreter of the tests, and Spark must not look up host names.
-        environment = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        address = settings["spark.driver.bindAddress"]
+        environment = {"SPARK_LOCAL_IP": address, "PYSPARK_PYTHON": sys.executable}
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:

@@ -45,9 +45,11 @@ def session(
         yield store
 
 
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+def wait_until(
+    condition: Callable[[], bool], what: str, deadline_s: float = 20.0, *, every_s: float = 0.005
+) -> None:
     """Wait for a condition; fail, saying what did not happen, when the deadline passes."""
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {deadline_s:g} s"
-        time.sleep(0.005)
+        time.sleep(every_s)
