@@ -215,7 +215,7 @@ SHORT = (
     "100 ms",
     "rolling restart",
 )
-"""What every run of the tests tries."""
+"""What is tried first: a selection of a few minutes."""
 OF_SPARK = ("executor killed",)
 """What only a bed with Spark has."""
 WITH_SPARK = (

@@ -1,4 +1,4 @@
-"""Five faults on one bed: what every run of the tests tries. `make test-hosts` has the others."""
+"""Five faults on one bed: a selection of a few minutes. `test_hosts` has the others."""
 
 from pathlib import Path
 
@@ -8,6 +8,8 @@ from tests.multihost.bed import running_bed
 from tests.multihost.faults import SHORT
 from tests.multihost.trying import try_in_time
 from tests.multihost.verdict import pass_verdict
+
+pytestmark = pytest.mark.hosts
 
 
 def test_clients_see_whole_batches_and_go_on_in_time_whatever_fails_between_hosts(

@@ -74,8 +74,9 @@ def test_a_name_that_is_free_because_the_log_was_cleaned_is_not_led_from(
     for value in range(3):
         add(leader, [2], [value + 1])
     assert leader.clean(leader.end_offset) == leader.end_offset > follower.applied
-    assert follower.follow() == 0, "a missing segment looks like the end of the log"
-    with pytest.raises(LogGap, match="was cleaned up to"):
+    with pytest.raises(LogGap, match="but the log starts at"):
+        follower.follow()  # A missing segment looks like the end of the log, but for its start.
+    with pytest.raises(LogGap, match="but the log starts at"):
         Bucket.led_from(follower)
     add(leader, [2], [1])
     assert leader.confirm() == leader.end_offset
@@ -104,3 +105,18 @@ def test_a_bucket_that_has_ended_lets_nobody_in_and_is_closed_later(leader: Buck
             call()
     leader.close()
     leader.close()
+
+
+def test_a_follower_goes_on_behind_what_was_rolled_up_meanwhile(
+    leader: Bucket, follower: Follower
+) -> None:
+    for value in range(40):
+        add(leader, [2], [value + 1])
+    while leader.roll_up(leader.end_offset):
+        pass
+    assert follower.follow() > 0
+    assert follower.applied == leader.end_offset
+    add(leader, [2], [1])
+    heir = Bucket.led_from(follower)
+    assert heir.confirm() == heir.end_offset > leader.end_offset
+    heir.close()
