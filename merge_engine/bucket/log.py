@@ -214,10 +214,9 @@ class Log(LogReader):
                 if header.is_change:
                     yield header
 
-        cleaned = with_cleaned(self.cleaned or {}, spent())
+        known = with_cleaned(self.cleaned or {}, spent())
+        cleaned = None if self.cleaned is None else known
         if start > self.start:
-            if self.cleaned is None:
-                cleaned = None
             hit("clean.before_mark")
             with suppress(AlreadyExists):  # Whoever has marked it: it says the same.
                 self._storage.create(start_name(start), encode_start(cleaned))

@@ -118,10 +118,11 @@ def encode_rolled(segments: Sequence[SegmentBytes]) -> bytes:
     whole = b"".join(one.data for one in segments)
     entries = [[len(one.data), vars(one.header)] for one in segments]
     listed = json.dumps(entries, separators=(",", ":")).encode()
-    body, index = (pa.compress(data, _CODEC, asbytes=True) for data in (whole, listed))
+    body: bytes = pa.compress(whole, _CODEC, asbytes=True)
+    index: bytes = pa.compress(listed, _CODEC, asbytes=True)
     lengths = len(body), len(whole), len(index), len(listed)
     checksum = xxhash.xxh3_64_intdigest(body)
-    end: bytes = index + _TAIL.pack(*lengths, checksum, FORMATS.current, MAGIC, 0)[:-8]
+    end = index + _TAIL.pack(*lengths, checksum, FORMATS.current, MAGIC, 0)[:-8]
     return body + end + struct.pack("<Q", xxhash.xxh3_64_intdigest(end))
 
 

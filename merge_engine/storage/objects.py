@@ -254,7 +254,8 @@ class RemoteStorage:
             for path in paths if len(paths) > 1 else ():
                 self.delete([path.removeprefix(self._prefix)])
         except Exception as exc:
-            raise StorageUnavailable(f"{self._prefix}: {_first_line(exc)}") from exc
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            raise StorageUnavailable(f"{paths[0]}{more}: {_first_line(exc)}") from exc
 
     def child(self, path: str) -> "RemoteStorage":
         return RemoteStorage(self._store, self._prefix + path)

@@ -71,6 +71,25 @@ def test_rows_and_log_are_the_same_and_so_they_are_for_who_opens_it_next(
     assert dict(again.works) == works
 
 
+def test_an_object_is_full_by_bytes_too_and_large_segments_stay(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory(options=BucketOptions(roll_up_segments=1000, roll_up_bytes=50_000))
+    for number in range(60):
+        add(bucket, [number], [1])
+    add(bucket, [*range(5000)], [*range(5000)])
+    for number in range(60):
+        add(bucket, [number], [1])
+    log = encoded(bucket.read_log(0))
+    roll_up(bucket)
+    names = LogNames.of(bucket_factory.storage().names())
+    assert len(names.rolled) >= 2
+    # One put of 5,000 rows, at offset 61.
+    assert names.to_ranges().at(61) is None
+    assert 61 in names.bases
+    assert encoded(bucket.read_log(0)) == log
+
+
 @pytest.mark.parametrize("back_to", [1, 8, 20])
 def test_what_is_rolled_up_is_undone_as_ever(
     bucket: Bucket, bucket_factory: BucketFactory, back_to: int

@@ -272,7 +272,7 @@ def test_what_cannot_be_created_is_left_for_another_time(storage: FaultyStorage)
 
 def test_who_was_deposed_while_it_read_makes_nothing(storage: FaultyStorage) -> None:
     log = several_leaders(storage)
-    with arm("roll_up.read", lambda: Log(storage).lead()), pytest.raises(Deposed):
+    with arm("roll_up.read", once(Log(storage).lead)), pytest.raises(Deposed):
         roll_up(log, storage)
     assert names_of(storage).rolled == []
 
