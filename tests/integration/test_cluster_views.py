@@ -211,14 +211,15 @@ def test_nobody_is_told_of_what_a_writer_does(
     calls: list[None] = []
     watching = cluster.coordinator()
     ClusterWatch(watching.store, lambda: calls.append(None))
-    # At once for servers, leaders and tables, then for the table's definition and partitions.
-    wait_until(lambda: len(calls) == 5, "the table to be watched")
+    # At once for servers, those that stand aside, leaders and tables, then for the table's
+    # definition and partitions.
+    wait_until(lambda: len(calls) == 6, "the table to be watched")
     lock = ready(coordinator, table, "etl-1", "orders")
     for batch in range(3):
         lock.commit(batch, LATER, [])
     lock.release()
     watching.store.sync()
-    assert len(calls) == 5
+    assert len(calls) == 6
 
 
 def test_tables_that_appear_all_at_once_are_all_watched(

@@ -4,7 +4,7 @@ Everything else (closing, cleaning, looking into buckets) is the embedded table'
 table machine runs over this as it does without it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from foundation.errors import Deposed, NotLeader, ServerFailed
 from foundation.ids import BucketId, LeadKey
 from locks.catalog.definitions import CatalogTable
-from locks.cluster.servers import Server
+from locks.cluster.servers import Members, Server
 from locks.column_locks.records import LockRecord
 from locks.coordinator import Coordinator
 from merge_engine.bucket.log import wall_clock_ms
@@ -178,8 +178,11 @@ class _OneServer:
     def all(self) -> list[Server]:
         return [Server(name="session", address=f"127.0.0.1:{self._server._service.port}")]
 
-    def leader_of(self, _: LeadKey) -> str:
-        return "session"
+    def members(self) -> Members:
+        return Members(live=self.all())
+
+    def holders(self, keys: Sequence[LeadKey]) -> dict[LeadKey, str]:
+        return dict.fromkeys(keys, "session")
 
     def ids(self, _: object) -> dict[bytes, int]:
         return dict(self._server._catalog.partitions)
