@@ -112,6 +112,7 @@ class LogAndView:
         """Take the lead. An open that must fail has failed before: it would depose somebody."""
         self._go_on = lambda: True  # From here on, what is logged is applied.
         self.follow()
+        self._check_view()
         self.log.lead()
         self.catch_up()
 
