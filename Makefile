@@ -67,7 +67,7 @@ $(PEERS): $(INSTALLED)
 		--constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-bench: $(PEERS)  ## all figures, beside peers and baselines, into benchmarks/results.md (25 minutes)
+bench: $(PEERS)  ## all figures, beside peers and baselines, into benchmarks/results.md (up to half an hour)
 	@$(RUN) -m benchmarks --results benchmarks
 
 bench-quick: $(PEERS)  ## small sizes, into build/bench-quick: for every commit
