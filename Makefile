@@ -39,7 +39,7 @@ test-unit: $(INSTALLED)  ## the fast tests only
 	@$(RUN) -m pytest -q -n 2 tests/unit
 
 test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (TALLYBOOK_EXAMPLES=1000)
-	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 tests/fault tests/property
+	@TALLYBOOK_EXAMPLES=$${TALLYBOOK_EXAMPLES:-1000} $(RUN) -m pytest -q -n 2 -o timeout=0 tests/fault tests/property
 
 test-hosts: $(INSTALLED) $(CLASSES)  ## every fault on a bed of several hosts (namespaces; no root needed)
 	@$(RUN) -m pytest -q -s -m hosts tests/multihost
@@ -67,7 +67,7 @@ $(PEERS): $(INSTALLED)
 		--constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
-bench: $(PEERS)  ## all figures, beside peers and baselines, into benchmarks/results.md (25 minutes)
+bench: $(PEERS)  ## all figures, beside peers and baselines, into benchmarks/results.md (up to half an hour)
 	@$(RUN) -m benchmarks --results benchmarks
 
 bench-quick: $(PEERS)  ## small sizes, into build/bench-quick: for every commit

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.log import wall_clock_ms
@@ -41,8 +41,12 @@ pytest.register_assert_rewrite(
 be_fast()
 in_memory()
 
-settings.register_profile("default", deadline=None, print_blob=True)
-settings.register_profile("ci", settings.get_profile("default"), max_examples=40)
+# No explanations: below Python 3.12 they trace every line, and a failure takes an hour to be told.
+settings.register_profile(
+    "default", deadline=None, print_blob=True, phases=set(Phase) - {Phase.explain}
+)
+# The same examples each time: what is new is found by `make test` and `make test-fault`.
+settings.register_profile("ci", settings.get_profile("default"), max_examples=40, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 

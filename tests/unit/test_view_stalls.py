@@ -17,7 +17,8 @@ from merge_engine.working_set.block import prepare_rows
 from tests.conftest import SUMS
 from tests.support.buckets import open_view
 
-OPTIONS = BucketOptions(stall_deadline_s=0.05)
+PATIENT = BucketOptions(stall_deadline_s=60)
+IMPATIENT = BucketOptions(stall_deadline_s=0.05)
 KEYS = [pa.array([5], pa.int64())]
 KEY = KeyCodec([pa.int64()]).encode(KEYS)
 ROW = StoredRows(np.ones((1, 1), bool), [pa.array([7])])
@@ -44,8 +45,8 @@ class Stalling:
         return getattr(self._database, name)
 
 
-def stalling_view(path: Path, failures: int) -> View:
-    view = open_view(path, "t/0/0", OPTIONS)
+def stalling_view(path: Path, failures: int, options: BucketOptions) -> View:
+    view = open_view(path, "t/0/0", options)
     writer = view._behind.writer
     writer._database = Stalling(writer._database, failures)  # type: ignore[assignment]
     return view
@@ -56,17 +57,17 @@ def amount(view: View) -> Any:
 
 
 def test_a_stall_that_ends_in_time_is_waited_for(tmp_path: Path) -> None:
-    view = stalling_view(tmp_path, 3)
+    view = stalling_view(tmp_path, 3, PATIENT)
     view.apply(view.load(KEY), prepare_rows([0], ROW), 1)
     view.flush()
     view.close()
-    again = open_view(tmp_path, "t/0/0", OPTIONS)
+    again = open_view(tmp_path, "t/0/0", PATIENT)
     assert (again.applied, amount(again)) == (1, 7)
     again.close()
 
 
 def test_a_stall_that_lasts_is_an_error_that_says_so(tmp_path: Path) -> None:
-    view = stalling_view(tmp_path, 1_000)
+    view = stalling_view(tmp_path, 1_000, IMPATIENT)
     view.apply(view.load(KEY), prepare_rows([0], ROW), 1)
     with pytest.raises(StorageUnavailable, match="Write stall"):
         view.flush()
