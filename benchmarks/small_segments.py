@@ -88,7 +88,7 @@ def _opening_ms(opened: Callable[[], Bucket]) -> float:
 
 
 def _held(bucket: Bucket) -> int:
-    """Return how many bytes the leader holds for its log; what several headers share counts once."""
+    """Return how many bytes the leader holds for its log; what headers share counts once."""
     log = bucket._log
     seen: set[int] = set()
     waiting: list[object] = [log._bases, log._headers, log._rolled._ranges, log._indexes]
