@@ -135,7 +135,9 @@ class RollUp:
         taken = names.to_ranges()
         self._confirm()
         for rolled, (bases, data) in made.items():
-            if rolled.first >= names.start and not taken.between(*rolled):
+            if rolled.first < names.start or taken.between(*rolled):
+                continue
+            with suppress(MissingObject):  # Cleaned just now.
                 self._create(rolled, data)
                 hit("roll_up.created")
                 self._finish(rolled, bases)

@@ -38,6 +38,8 @@ MAGIC = b"TALLYSEG"
 SUFFIX = ".seg"
 _HEADER_KEY = b"tallybook"
 _TRAILER = struct.Struct("<H8sQ")
+# Of a smaller segment, to hand the columns to other threads takes longer than to read them.
+_WORTH_THREADS = 1 << 18
 
 
 class SegmentKind(StrEnum):
@@ -177,7 +179,8 @@ def decode_segment(name: str, data: bytes) -> Segment:
     """Read a segment back; CorruptSegment or UnknownFormat if it is not what was written."""
     read = check_trailer(name, data)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        options = pa.ipc.IpcReadOptions(use_threads=len(data) >= _WORTH_THREADS)
+        with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
             table = reader.read_all()
         segment = read(table)
         header = segment.header

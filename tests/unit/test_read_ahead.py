@@ -8,10 +8,12 @@ from obstore.store import MemoryStore
 
 from foundation.errors import MissingObject
 from merge_engine.bucket.log import Log
-from merge_engine.bucket.segment import Segment, SegmentKind
+from merge_engine.bucket.log_names import LogNames
+from merge_engine.bucket.segment import Segment, SegmentKind, segment_name
 from merge_engine.storage import read_ahead
 from merge_engine.storage.objects import LocalStorage, RemoteStorage
 from merge_engine.storage.read_ahead import AT_ONCE, reading_ahead
+from tests.support.rolling import all_bytes, roll_up, several_leaders
 from tests.support.zookeeper_server import wait_until
 
 NAMES = [f"{number:03d}" for number in range(40)]
@@ -103,3 +105,20 @@ def test_a_log_is_replayed_from_segments_that_were_read_ahead() -> None:
     assert bases == list(range(21))
     assert len(storage.asked) == 21
     assert [one.header.base_offset for one in again.read([3, 4, 8])] == [3, 4, 8]
+
+
+def test_a_log_that_is_rolled_up_is_read_ahead_object_by_object() -> None:
+    storage = Watched()
+    log = several_leaders(storage, leaders=3, writes=9)
+    before = all_bytes(log)
+    stale = Log(storage)
+    roll_up(log, storage, segments=5)
+    again = Log(storage)
+    storage.asked.clear()
+    assert all_bytes(again) == before
+    names = LogNames.of(storage.names())
+    expected = [one.name for one in names.rolled]
+    expected += [segment_name(base) for base in names.bases if base >= names.rolled[-1].end]
+    assert sorted(storage.asked) == sorted(expected), "each once"
+    # Who has looked before finds segments gone that were asked for ahead, and goes on.
+    assert all_bytes(stale) == before

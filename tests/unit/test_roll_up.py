@@ -205,6 +205,18 @@ def test_what_is_appended_meanwhile_stays(storage: FaultyStorage) -> None:
     assert len(contents(log)) > 24
 
 
+@pytest.mark.parametrize("failpoint", STEPS)
+def test_what_is_cleaned_meanwhile_stays_cleaned(storage: FaultyStorage, failpoint: str) -> None:
+    log = several_leaders(storage)
+    before = contents(log)
+    with arm(failpoint, once(lambda: log.clean(log.end - 4))):
+        roll_up(log, storage)
+    left = [one for one in before if one[0] >= log.start]
+    assert contents(log) == contents(Log(storage)) == left
+    log.clean(log.end - 4)
+    assert all(one.end > log.start for one in names_of(storage).rolled)
+
+
 # Killed half-way
 
 
