@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tls-certificate", type=Path)
     options.add_argument("--tls-key", type=Path)
     options.add_argument(
-        "--tls-root", type=Path, help="whom to trust among other servers; else --tls-certificate"
+        "--tls-root", type=Path, help="whom to trust among other servers; else its own"
     )
     options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
     options.add_argument(

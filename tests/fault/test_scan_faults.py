@@ -304,7 +304,7 @@ def test_scanners_do_not_keep_a_bucket_from_moving_there_and_back(
         for scan in held:
             scan.close()
     log = stays.log_path.read_text()[began:]
-    assert "handing bucket" in log
+    assert "handed bucket" in log
     assert "cannot be opened" not in log, log
     comes.start()
 

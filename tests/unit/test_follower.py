@@ -97,6 +97,19 @@ def test_a_warm_up_that_nobody_wants_any_more_ends(
     again.close()
 
 
+def test_who_leads_applies_all_that_is_logged_whoever_wanted_it_warm(
+    leader: Bucket, storage: MemoryStorage, tmp_path: Path
+) -> None:
+    wanted = [True]
+    history = SchemaHistory([SUMS])
+    warm = Follower(storage, tmp_path / "warm", history, identity="bucket", go_on=lambda: wanted[0])
+    wanted[0] = False
+    add(leader, [2], [5])
+    bucket = Bucket.led_from(warm)
+    assert rows_of(bucket) == {1: (10, None), 2: (5, None)}
+    bucket.close()
+
+
 def test_a_bucket_that_has_ended_lets_nobody_in_and_is_closed_later(leader: Bucket) -> None:
     with leader.exclusive():
         leader.end(at_once=True)  # Whoever is at it goes on.
