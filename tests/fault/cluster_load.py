@@ -41,6 +41,7 @@ from server.client.remote_table import RemoteTable
 from server.launch.local_cluster import LocalCluster, LocalServer
 from server.protocol import wire
 from tests.conftest import schema_of
+from tests.support.processes import pause
 from tests.support.zookeeper_server import needs_java, wait_until
 
 SESSION_TIMEOUT_S = 2.0
@@ -463,7 +464,7 @@ def end_session(cluster: LocalCluster, client: Cluster) -> None:
 @contextmanager
 def paused(pid: int) -> Iterator[Callable[[], None]]:
     """Stop a process for the duration of the block, or until the yielded function is called."""
-    os.kill(pid, signal.SIGSTOP)
+    pause(pid)
     awake = False
 
     def wake() -> None:

@@ -26,7 +26,13 @@ from server.client.remote_table import RemoteTable
 from server.client.uploads import LargePut
 from server.launch.local_cluster import LocalCluster
 from tests.conftest import schema_of
-from tests.fault.cluster_load import DEADLINE_S, LONGER, client_of, local_cluster
+from tests.fault.cluster_load import (
+    DEADLINE_S,
+    LONGER,
+    client_of,
+    leaders,
+    local_cluster,
+)
 from tests.support.small_disk import small_file_system
 from tests.support.works import PutBy
 from tests.support.zookeeper_server import wait_until
@@ -152,6 +158,8 @@ def test_one_bad_row_near_the_end_leaves_nothing_of_the_batch(table: RemoteTable
 def test_a_server_that_is_killed_anywhere_in_a_large_batch_has_written_it_once(
     table: RemoteTable,
     cluster: LocalCluster,
+    client: Cluster,
+    *,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     kill: tuple[str, str, int],
@@ -169,6 +177,12 @@ def test_a_server_that_is_killed_anywhere_in_a_large_batch_has_written_it_once(
             patched.setenv(ENVIRONMENT_VARIABLE, f"{failpoint}:{visit}")
             server.start()
         cluster.wait_until_joined()
+        # It is killed when it begins to lead, or leads part of what is written next.
+        wait_until(
+            lambda: not server.alive or server.address in leaders(client, table).values(),
+            "it leads again",
+            DEADLINE_S,
+        )
         restarted = threading.Thread(target=lambda: _start_again(cluster))
         restarted.start()
         writer.write(1, rows(1))

@@ -20,6 +20,7 @@ from locks.store.base import Check, Create
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from locks.store.zookeeper import ZooKeeperStore
 from tests.support.coordinators import DEFINITION, ENDS, LATER, ready
+from tests.support.processes import pause
 from tests.support.zookeeper_proxy import Proxy
 from tests.support.zookeeper_server import chroot, session, wait_until
 
@@ -98,7 +99,7 @@ def test_without_a_server_calls_wait_for_their_deadline_and_may_be_tried_again(
 def test_a_server_that_does_not_answer_leaves_the_outcome_unknown_until_it_does(
     own_server: EmbeddedZooKeeper, coordinator: Coordinator, table: CatalogTable, lock: ColumnLock
 ) -> None:
-    os.kill(own_server.pid, signal.SIGSTOP)
+    pause(own_server.pid)
     try:
         with pytest.raises(UnknownOutcome, match="could not be read back"):
             lock.commit(0, LATER, [])
