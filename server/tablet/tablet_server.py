@@ -163,6 +163,7 @@ class TabletServer:
                 )
             if self._config.page_port is not None:
                 self._page = self._open_page(self._config.page_port)
+                logger.info("the status page is at %s", self._page.url)
             self._thread.start()
             if not self._joined.wait(deadline_s) or self._failed is not None:
                 raise self._failed or InvalidInput(
