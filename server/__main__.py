@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--port", type=int, default=0, help="0: any that is free")
     options.add_argument("--address-file", type=Path, help="where to write host:port when joined")
     options.add_argument("--metrics-port", type=int, help="serve Prometheus metrics; 0: any")
+    options.add_argument("--page-port", type=int, help="serve the status page; 0: any")
     options.add_argument("--token-file", type=Path, help=f"or the variable {TOKEN_VARIABLE}")
     options.add_argument(
         ALLOW,
@@ -106,6 +107,7 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
         tls_key=arguments.tls_key,
         tls_root=arguments.tls_root,
         metrics_port=arguments.metrics_port,
+        page_port=arguments.page_port,
         credentials=credentials_from(os.environ),
         allow_open_zookeeper=arguments.allow_open_zookeeper,
         session_timeout_s=arguments.session_timeout,

@@ -158,6 +158,11 @@ class Bucket:
         self._check_open()
         return self._view.estimated_rows()
 
+    def stored_bytes(self) -> int:
+        """Return how much of the disk the rows take, those that were written there."""
+        self._check_open()
+        return self._view.stored_bytes()
+
     @property
     def history(self) -> SchemaHistory:
         """The schemas that this bucket knows."""

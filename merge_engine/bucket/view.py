@@ -316,11 +316,18 @@ class View:
     def estimated_rows(self) -> int:
         """Return about how many rows there are; nobody is waited for.
 
-        As many as RocksDB estimates or, where it has not got most of them yet, as are in memory.
+        As many as RocksDB estimates or, where it has not got most of them yet, as are in memory; if
+        all are in memory, it is exact.
         """
+        if self._complete:
+            return len(self._rows)
         with translated(self.path):
             stored = self._database.property_int_value("rocksdb.estimate-num-keys") or 0
         return max(stored, len(self._rows))
+
+    def stored_bytes(self) -> int:
+        """Return how large the files of the rows are."""
+        return self._counts("rocksdb.total-sst-files-size")
 
     def _counts(self, *properties: str) -> int:
         with self._while_open() as database:

@@ -3,10 +3,12 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 _AGAIN_S = 60.0
+_KEPT_S, _MOST_KEPT = 3600.0, 100
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Complaints:
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._open: dict[str, _Complaint] = {}
+        self._ended: deque[tuple[float, str, _Complaint]] = deque(maxlen=_MOST_KEPT)
 
     def complain(self, about: str, text: str) -> None:
         """Say that something is wrong, unless that was just said."""
@@ -51,6 +54,8 @@ class Complaints:
             return
         with self._lock:
             known = self._open.pop(about, None)
+            if known is not None:
+                self._ended.append((self._clock_s(), about, known))
         if known is not None:
             lasted_s = self._clock_s() - known.since_s
             self._logger.warning("%s: over, after %.0f s", about, lasted_s)
@@ -59,3 +64,19 @@ class Complaints:
         """Return what is wrong now."""
         with self._lock:
             return {about: complaint.text for about, complaint in self._open.items()}
+
+    def before(self) -> list[dict[str, object]]:
+        """Return what was wrong within the last hour and is over, the latest last."""
+        now_s = self._clock_s()
+        with self._lock:
+            return [
+                {
+                    "about": about,
+                    "text": known.text,
+                    "times": known.times,
+                    "lasted_s": round(ended_s - known.since_s, 1),
+                    "over_for_s": round(now_s - ended_s, 1),
+                }
+                for ended_s, about, known in self._ended
+                if now_s - ended_s < _KEPT_S
+            ]

@@ -46,10 +46,14 @@ class StatusReport:
             {
                 "bucket": str(key),
                 "table": self._table_name(key.table_id),
+                "table_id": key.table_id,
                 "term": led.term,
+                "rows": led.bucket.estimated_rows(),
+                "bytes": led.bucket.stored_bytes(),
                 "start_offset": led.bucket.start_offset,
                 "end_offset": led.bucket.end_offset,
                 "owners": led.owners(),
+                "work": {owner: work.end_offset for owner, work in led.bucket.works.items()},
             }
             for key, led in sorted(self._hosting.led().items())
         ]
@@ -61,10 +65,16 @@ class StatusReport:
             "metrics_address": metrics_address,
             "buckets": buckets,
             "unopened": [
-                {"bucket": str(key), "table": self._table_name(key.table_id), "why": why}
+                {
+                    "bucket": str(key),
+                    "table": self._table_name(key.table_id),
+                    "table_id": key.table_id,
+                    "why": why,
+                }
                 for key, why in sorted(self._hosting.unopened().items())
             ],
             "problems": self._complaints.all(),
+            "problems_before": self._complaints.before(),
             "metrics": self._metrics.values(),
         }
 

@@ -1,0 +1,190 @@
+"""What there is in the cluster now, as JSON has it: for a page, and for programs.
+
+It holds no rows and no secrets. Snapshots are listed in a node per bucket, so these are read less
+often than the rest.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.column_locks.locks import LockInfo
+from merge_engine.schema.schema import Schema
+from server.client.cluster import Cluster
+from server.protocol.definitions import ClusterTable
+
+SNAPSHOTS_S = 30.0
+
+NO_SERVER = "no server leads it"
+
+
+class Overview:
+    """Looks at a cluster. For one thread at a time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._snapshots: dict[int, tuple[float, dict[str, Any]]] = {}
+
+    def look(self) -> dict[str, Any]:
+        """Return all there is. TallybookError if the cluster cannot be asked."""
+        coordinator = self._cluster.coordinator
+        servers = self._cluster.status()
+        now_ms = coordinator.store.now_ms()
+        tables = [self._table(table, servers, now_ms) for table in coordinator.tables.all()]
+        return {
+            "cluster": self._cluster.address,
+            "at_ms": now_ms,
+            "servers": [_server(server) for server in servers],
+            "tables": sorted(tables, key=lambda table: str(table["name"])),
+        }
+
+    def _table(
+        self, table: CatalogTable, servers: Sequence[Mapping[str, Any]], now_ms: int
+    ) -> dict[str, Any]:
+        coordinator = self._cluster.coordinator
+        known = ClusterTable(table)
+        remote = self._cluster.table_by_id(table.table_id)
+        ids = remote.bucket_ids()
+        buckets = _buckets_of(table.table_id, servers)
+        led = [one for one in buckets.values() if one["server"] is not None]
+        locks = coordinator.locks.all(table)
+        return {
+            "name": table.name,
+            "id": table.table_id,
+            "schema": _schema(known.schema),
+            "buckets": [
+                buckets.get(name, {"bucket": name, "server": None, "why": NO_SERVER})
+                for name in (str(LeadKey(table.table_id, key)) for key in ids)
+            ],
+            "rows": sum(one["rows"] for one in led),
+            "bytes": sum(one["bytes"] for one in led),
+            "locks": [_lock(table, lock, buckets, now_ms) for lock in locks],
+            "leases": [
+                {
+                    "lease": lease.lease_id,
+                    "snapshots": len(lease.snapshots),
+                    "expires_in_s": _seconds(lease.expires_ms - now_ms),
+                    "live": lease.live,
+                }
+                for lease in coordinator.leases.all(table.table_id)
+            ],
+            "snapshots": self._snapshots_of(table.table_id, ids, now_ms),
+        }
+
+    def _snapshots_of(
+        self, table_id: int, ids: Sequence[BucketId], now_ms: int
+    ) -> Mapping[str, Any]:
+        """Return how many buckets have a snapshot, and how old the oldest of the latest ones is."""
+        read_at, known = self._snapshots.get(table_id, (0.0, {}))
+        if not known or time.monotonic() - read_at > SNAPSHOTS_S:
+            lists = self._cluster.coordinator.snapshots.read_many(table_id, ids)
+            latest = [found.latest for found in lists.values() if found.latest is not None]
+            known = {
+                "buckets": len(latest),
+                "bytes": sum(snapshot.bytes for snapshot in latest),
+                "oldest_ms": min((snapshot.created_ms for snapshot in latest), default=None),
+            }
+            self._snapshots[table_id] = time.monotonic(), known
+        oldest_ms = known["oldest_ms"]
+        age_s = None if oldest_ms is None else _seconds(now_ms - oldest_ms)
+        return {"buckets": known["buckets"], "bytes": known["bytes"], "oldest_s": age_s}
+
+
+def _server(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of a server; its counters are for `trends`."""
+    if "error" in status:
+        return {"address": status["address"], "error": status["error"]}
+    return {
+        "address": status["address"],
+        "pid": status["pid"],
+        "uptime_s": status["uptime_s"],
+        "buckets": len(status["buckets"]),
+        "unopened": len(status["unopened"]),
+        "problems": status["problems"],
+        "problems_before": status["problems_before"],
+        "metrics": status["metrics"],
+    }
+
+
+def _buckets_of(table_id: int, servers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the buckets of a table that a server says something of, by their names."""
+    found: dict[str, dict[str, Any]] = {}
+    for server in servers:
+        for one in server.get("unopened", ()):
+            if one["table_id"] == table_id:
+                found.setdefault(
+                    one["bucket"], {"bucket": one["bucket"], "server": None, "why": one["why"]}
+                )
+    for server in servers:
+        for one in server.get("buckets", ()):
+            if one["table_id"] == table_id:
+                found[one["bucket"]] = {
+                    "bucket": one["bucket"],
+                    "server": server["address"],
+                    "rows": one["rows"],
+                    "bytes": one["bytes"],
+                    "offset": one["end_offset"],
+                    "work": one["work"],
+                }
+    return found
+
+
+def _schema(schema: Schema) -> list[dict[str, str]]:
+    keys = {column.id for column in schema.key_columns}
+    parts = set(schema.partition_by)
+    return [
+        {
+            "name": column.name,
+            "type": str(column.type),
+            "function": str(column.function)
+            if column.function is not None
+            else "partition, key"
+            if column.id in parts
+            else "key"
+            if column.id in keys
+            else "",
+        }
+        for column in schema.columns
+    ]
+
+
+def _lock(
+    table: CatalogTable, lock: LockInfo, buckets: Mapping[str, Mapping[str, Any]], now_ms: int
+) -> dict[str, Any]:
+    record = lock.record
+    uncommitted = {
+        name: work - offset
+        for bucket, offset in record.offsets.items()
+        if (name := str(LeadKey(table.table_id, bucket))) in buckets
+        and (work := buckets[name].get("work", {}).get(lock.owner, 0)) > offset
+    }
+    return {
+        "owner": lock.owner,
+        "query": record.query_id,
+        "columns": table.definition.column_names(record.columns),
+        "state": state_of(lock),
+        "epoch": record.epoch,
+        "batch": record.batch,
+        "changed_s": _seconds(now_ms - (lock.expires_ms - record.ttl_ms)),
+        "expires_in_s": _seconds(lock.expires_ms - now_ms) if record.held else None,
+        "debts": len(record.debts),
+        "prepared": record.prepared is not None,
+        "uncommitted_buckets": len(uncommitted),
+        "uncommitted_changes": sum(uncommitted.values()),
+    }
+
+
+def state_of(lock: LockInfo) -> str:
+    """Return the state of a lock in a word or two."""
+    record = lock.record
+    if not record.held:
+        return "released"
+    if not lock.live:
+        return "expired with debts" if record.debts or record.prepared is not None else "expired"
+    return "ready" if record.ready else "recovering"
+
+
+def _seconds(milliseconds: int) -> float:
+    return round(milliseconds / 1000, 1)

@@ -1,0 +1,226 @@
+"""The status page: its data, who may see them, and the page in a real browser."""
+
+import base64
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from foundation.failpoints import arm
+from locks.store.embedded_zookeeper import EmbeddedZooKeeper
+from merge_engine.aggregates.registry import AggFunction
+from merge_engine.schema.builder import SchemaBuilder
+from recovery.writer.rows import Rows
+from server.client.cluster import Cluster
+from server.tablet.tablet_server import TabletServer
+from tests.support.raw_flight import client_of, running
+from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
+
+ORDERS = (
+    SchemaBuilder()
+    .column("customer", "STRING")
+    .column("day", "DATE")
+    .agg_column("orders", "BIGINT", AggFunction.COUNT)
+    .agg_column("spent", "BIGINT", AggFunction.SUM)
+    .primary_key("customer", "day")
+    .build()
+)
+TOKEN = "open-sesame-4711"
+CREDENTIALS = ("tallybook", "secret-1234")
+NASTY = '<img src=x onerror="document.title=1">'
+
+
+def order(customer: str, *, spent: int) -> Rows:
+    """Return an order of today."""
+    day = pa.array(["2026-11-18"]).cast(pa.date32())
+    rows = {"customer": [customer], "day": day, "orders": [1], "spent": [spent]}
+    return Rows(data=pa.table(rows))
+
+
+@dataclass
+class Paged:
+    """A cluster whose server has a page, with a token."""
+
+    address: str
+    server: TabletServer
+    cluster: Cluster
+
+    def get(self, path: str, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
+        """Return the status and the body of an answer."""
+        assert self.server.page_url is not None
+        request = urllib.request.Request(self.server.page_url.rstrip("/") + path)
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
+        for name, value in headers.items():
+            request.add_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read().decode()
+
+    def overview(self) -> dict[str, Any]:
+        status, body = self.get("/overview.json")
+        assert status == 200
+        return dict(json.loads(body))
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    """Return a ZooKeeper for this module; each cluster has its chroot."""
+    with zookeeper_server(tmp_path_factory.mktemp("page")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def paged(
+    zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Paged]:
+    """Return a server with a page, and a table that one owner has written and another holds."""
+    directory, address = tmp_path_factory.mktemp("paged"), chroot(zookeeper)
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            running(address, directory, token=TOKEN, credentials=CREDENTIALS, page_port=0)
+        )
+        cluster = stack.enter_context(client_of(address, token=TOKEN, credentials=CREDENTIALS))
+        table = cluster.create_table("orders", ORDERS, buckets=3)
+        writer = stack.enter_context(
+            cluster.writer(table, owner_id="shop", columns=["orders", "spent"])
+        )
+        writer.write(1, order("ann", spent=20))
+        writer.write(2, order(NASTY, spent=5))
+        yield Paged(address, server, cluster)
+
+
+def test_the_overview_has_servers_buckets_tables_and_locks(paged: Paged) -> None:
+    seen = paged.overview()
+    assert seen["error"] is None
+    assert seen["cluster"] == paged.address
+    [server] = seen["servers"]
+    assert (server["address"], server["buckets"], server["problems"]) == (
+        paged.server.address,
+        3,
+        {},
+    )
+    [table] = seen["tables"]
+    assert (table["name"], table["rows"]) == ("orders", 2)
+    assert [bucket["server"] for bucket in table["buckets"]] == [paged.server.address] * 3
+    functions = {column["name"]: column["function"] for column in table["schema"]}
+    assert functions["customer"] == functions["day"] == "key"
+    assert functions["spent"].startswith("sum(")
+    [lock] = table["locks"]
+    assert (lock["owner"], lock["state"], lock["batch"]) == ("shop", "ready", 2)
+    assert lock["uncommitted_changes"] == 0
+    assert "metrics" not in server
+    assert TOKEN not in json.dumps(seen)
+
+
+def test_uncommitted_work_and_what_owners_did_are_seen(paged: Paged) -> None:
+    table = paged.cluster.create_table("open", ORDERS, buckets=2)
+
+    def lock() -> dict[str, Any]:
+        found = [one for one in paged.overview()["tables"] if one["name"] == "open"]
+        return dict(found[0]["locks"][0]) if found and found[0]["locks"] else {}
+
+    with paged.cluster.writer(table, owner_id="job", columns=["orders", "spent"]) as writer:
+        wait_until(lambda: lock().get("state") == "ready", "the lock is seen")
+
+        def is_seen() -> None:
+            wait_until(lambda: lock().get("uncommitted_changes") == 1, "the put is seen")
+
+        with arm("writer.put", is_seen):
+            writer.write(1, order("bob", spent=7))
+        wait_until(lambda: lock().get("batch") == 1, "the batch is seen")
+        assert lock()["uncommitted_changes"] == 0
+    wait_until(lambda: lock().get("state") == "released", "the release is seen")
+    assert [event["kind"] for event in lock()["events"]][-2:] == ["batch", "released"]
+    paged.cluster.drop_table("open")
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+@pytest.mark.parametrize("path", ["/", "/overview.json", "/row.json?table=orders", "/nothing"])
+def test_nothing_is_shown_without_the_token(paged: Paged, path: str, token: str | None) -> None:
+    status, body = paged.get(path, token)
+    assert status == 401
+    assert "token" in body
+    assert "orders" not in body
+
+
+def test_a_browser_gives_the_token_as_a_password(paged: Paged) -> None:
+    def basic(password: str) -> str:
+        return "Basic " + base64.b64encode(f"anybody:{password}".encode()).decode()
+
+    assert paged.get("/overview.json", None, Authorization=basic(TOKEN))[0] == 200
+    assert paged.get("/overview.json", None, Authorization=basic("wrong"))[0] == 401
+    assert paged.get("/overview.json", None, Authorization="Basic ???")[0] == 401
+
+
+def test_whether_it_is_there_and_ready_is_told_to_all(paged: Paged) -> None:
+    assert paged.get("/healthz", None) == (200, "ok\n")
+    assert paged.get("/readyz", None) == (200, "ready\n")
+
+
+def test_a_key_is_looked_up_and_wrong_ones_are_told_so(paged: Paged) -> None:
+    status, body = paged.get("/row.json?table=orders&key.customer=ann&key.day=2026-11-18")
+    assert status == 200
+    row = json.loads(body)["row"]
+    assert row == {"customer": "ann", "day": '"2026-11-18"', "orders": "1", "spent": "20"}
+    for asked, words in (
+        ("table=orders&key.customer=ann&key.day=monday", "day is a date32[day], not 'monday'"),
+        ("table=orders&key.customer=ann", "has a value for day, too"),
+        ("table=nothing", "nothing"),
+        ("", "table"),
+    ):
+        status, body = paged.get(f"/row.json?{asked}")
+        assert status == 400, body
+        assert words in json.loads(body)["error"]
+
+
+def test_a_name_that_leads_here_is_no_way_in_without_a_token(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    address = chroot(zookeeper)
+    with running(address, tmp_path, page_port=0) as server, client_of(address) as cluster:
+        open_to_all = Paged(address, server, cluster)
+        assert open_to_all.get("/overview.json", None)[0] == 200
+        assert open_to_all.get("/overview.json", None, Host="evil.example:80")[0] == 421
+        assert open_to_all.get("/nothing", None) == (
+            404,
+            "there is /, /healthz, /overview.json, /readyz, /row.json, and no /nothing\n",
+        )
+
+
+def test_the_page_shows_it_all_in_a_browser(paged: Paged, tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    browser_path = shutil.which("chromium")
+    if browser_path is None:
+        pytest.skip("there is no chromium here (Debian's package has it)")
+    assert paged.server.page_url is not None
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page(http_credentials={"username": "me", "password": TOKEN})
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.goto(paged.server.page_url)
+        page.get_by_text("all is well").wait_for(timeout=60_000)
+        assert page.locator("#map .cell").count() == 3
+        assert page.locator("#locks").inner_text().count("shop") == 1
+        page.locator("#tables").get_by_role("button", name="orders").click()
+        page.get_by_label("customer (string)").fill(NASTY)
+        page.get_by_label("day (date32[day])").fill("2026-11-18")
+        page.get_by_role("button", name="Look up").click()
+        page.locator("#answer").get_by_text(NASTY).wait_for(timeout=60_000)
+        assert page.title() == "Tallybook"
+        page.locator("#charts svg polyline").first.wait_for(state="attached", timeout=60_000)
+        assert wrong == []
+        browser.close()
