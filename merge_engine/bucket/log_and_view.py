@@ -99,19 +99,24 @@ class LogAndView:
 
     def follow(self) -> int:
         """Apply what others have appended since; return how many segments. Not for a leader."""
+        count = self._follow_segments()
+        while self.log.has_gone_on():
+            count += self._replay_log() + self._follow_segments()
+        return count
+
+    def _follow_segments(self) -> int:
         count = 0
-        while True:
-            while (segment := self.log.next()) is not None:
-                self._replay_following(segment)
-                count += 1
-            if not self.log.has_gone_on():
-                return count
-            count += self._replay_log()
+        while (segment := self.log.next()) is not None:
+            self._replay_following(segment)
+            count += 1
+        return count
 
     def lead(self) -> None:
         """Take the lead. An open that must fail has failed before: it would depose somebody."""
         self._go_on = lambda: True  # From here on, what is logged is applied.
-        self.follow()
+        # What others have cleaned or rolled up since is for the log to find, once it has the lead:
+        # to list a log takes long, and nobody leads meanwhile.
+        self._follow_segments()
         self._check_view()
         self.log.lead()
         self.catch_up()

@@ -1,6 +1,6 @@
 """Whether this server's segments reach the log store, told by what becomes of them.
 
-Only segments count: they are small and created all the time, while a file of a snapshot may well be
+Only creates of segments count: they are small and created all the time, while a file of a snapshot may well be
 under way for longer than a session lasts. A create that is not answered counts as one that fails:
 the client of a store tries again by itself, for minutes. Nobody is asked how the store is: a server
 that writes nothing is in nobody's way.
@@ -15,6 +15,9 @@ from typing import BinaryIO
 from foundation.errors import StorageUnavailable, UnknownOutcome
 from merge_engine.bucket.segment import SUFFIX
 from merge_engine.storage.objects import ObjectStorage
+
+# Others are asked instead, who answer within a fraction of that.
+_SILENT_S = 1.0
 
 
 class StoreHealth:
@@ -37,6 +40,14 @@ class StoreHealth:
                 return 0.0
             return max(0.0, self._clock_s() - max(min(begun), self._answered_s))
 
+    def waiting_s(self) -> float:
+        """Return for how long somebody has waited, and nobody was answered; 0: nobody waits."""
+        with self._lock:
+            begun = min(self._under_way.values(), default=None)
+            if begun is None:
+                return 0.0
+            return max(0.0, self._clock_s() - max(begun, self._answered_s))
+
     def answered_since(self, when_s: float) -> bool:
         """Whether the store has answered since then, by the clock."""
         return self._answered_s > when_s
@@ -48,8 +59,8 @@ class StoreHealth:
             self._failed_s = None
 
     @contextmanager
-    def creating(self) -> Iterator[None]:
-        """Take in what becomes of a create."""
+    def asking(self) -> Iterator[None]:
+        """Take in what becomes of a create, or of a read."""
         this, began = object(), self._clock_s()
         with self._lock:
             self._under_way[this] = began
@@ -59,7 +70,7 @@ class StoreHealth:
             with self._lock:
                 self._failed_s = began if self._failed_s is None else self._failed_s
             raise
-        except BaseException:  # A name that is taken, or a disk that is full, is an answer.
+        except BaseException:  # A name that is taken, or not there, or a full disk is an answer.
             self.answered()
             raise
         else:
@@ -70,21 +81,32 @@ class StoreHealth:
 
 
 class WatchedStorage:
-    """An ObjectStorage that tells what becomes of the segments that are created in it."""
+    """An ObjectStorage that tells what becomes of the segments that are created in it.
 
-    def __init__(self, storage: ObjectStorage, health: StoreHealth) -> None:
+    And, apart from that, of what is read in it: whoever waits for that can write all the same.
+    """
+
+    def __init__(
+        self, storage: ObjectStorage, health: StoreHealth, reads: StoreHealth | None = None
+    ) -> None:
         self.wrapped = storage
         self._health = health
+        self._reads = reads or StoreHealth()
+
+    def is_silent(self) -> bool:
+        """Whether somebody has waited for the store for long, and nobody was answered."""
+        return max(self._health.waiting_s(), self._reads.waiting_s()) >= _SILENT_S
 
     def create(self, name: str, data: bytes) -> None:
         if not name.endswith(SUFFIX):
             self.wrapped.create(name, data)
             return
-        with self._health.creating():
+        with self._health.asking():
             self.wrapped.create(name, data)
 
     def read(self, name: str) -> bytes:
-        return self.wrapped.read(name)
+        with self._reads.asking():
+            return self.wrapped.read(name)
 
     def open(self, name: str) -> BinaryIO:
         return self.wrapped.open(name)
@@ -99,7 +121,7 @@ class WatchedStorage:
         self.wrapped.delete(names)
 
     def child(self, path: str) -> "WatchedStorage":
-        return WatchedStorage(self.wrapped.child(path), self._health)
+        return WatchedStorage(self.wrapped.child(path), self._health, self._reads)
 
     def __str__(self) -> str:
         return str(self.wrapped)

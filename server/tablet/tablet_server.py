@@ -84,8 +84,9 @@ class TabletServer:
         )
         self._staging = Staging(spool, ttl_s=config.spool.ttl_s)
         self._health = StoreHealth()
+        watched = WatchedStorage(storage, self._health)
         self._hosting = Hosting(
-            WatchedStorage(storage, self._health),
+            watched,
             config.views,
             config.options,
             before_close=self._scanners.close_bucket,
@@ -95,7 +96,7 @@ class TabletServer:
         self._metrics = Metrics()
         self._complaints = Complaints(logger)
         self._report = StatusReport(self._hosting, self._metrics, self._complaints)
-        self._requests = Requests(self._hosting, self)
+        self._requests = Requests(self._hosting, self, store_is_silent=watched.is_silent)
         self._maintenance = Maintenance(
             self._requests, Janitor(storage, self), self._metrics, config.snapshots
         )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foundation.errors import AlreadyExists, StorageUnavailable, UnknownOutcome
+from foundation.errors import AlreadyExists, MissingObject, StorageUnavailable, UnknownOutcome
 from server.tablet.store_health import StoreHealth, WatchedStorage
 from tests.support.snapshot_world import MemoryStorage
 
@@ -26,7 +26,7 @@ def health(clock: Clock) -> StoreHealth:
 
 
 def fail(health: StoreHealth, error: Exception) -> None:
-    with pytest.raises(type(error)), health.creating():
+    with pytest.raises(type(error)), health.asking():
         raise error
 
 
@@ -50,10 +50,10 @@ def test_it_fails_from_the_first_create_that_failed_until_one_is_answered(
 def test_a_create_that_is_not_answered_counts_as_long_as_it_waits(
     clock: Clock, health: StoreHealth
 ) -> None:
-    with health.creating():
+    with health.asking():
         clock.now_s += 4
         assert health.failing_s() == 4
-        with health.creating():
+        with health.asking():
             clock.now_s += 1
         assert health.failing_s() == 0, "another one was answered meanwhile"
         clock.now_s += 2
@@ -74,3 +74,23 @@ def test_only_segments_count(clock: Clock, health: StoreHealth) -> None:
     storage.create("large.data", b"")
     storage.create("00000000000000000000.seg", b"")
     assert seen == [0, 10]
+
+
+def test_a_store_is_silent_while_somebody_waits_and_nobody_is_answered(
+    clock: Clock, health: StoreHealth
+) -> None:
+    storage = WatchedStorage(MemoryStorage(), StoreHealth(clock_s=clock), health)
+    assert not storage.is_silent()
+    with health.asking():
+        clock.now_s += 0.9
+        assert not storage.is_silent()
+        clock.now_s += 0.1
+        assert storage.child("below").is_silent()
+        with pytest.raises(MissingObject):
+            storage.read("nothing")  # Which is an answer.
+        assert not storage.is_silent()
+        clock.now_s += 1
+        assert storage.is_silent()
+    fail(health, StorageUnavailable("away"))
+    clock.now_s += 5
+    assert not storage.is_silent(), "nobody waits: so the next one tries"
