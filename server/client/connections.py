@@ -27,8 +27,8 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
-# A server that broke off is asked again with less patience: it may be gone, and its buckets may have
-# another leader long before it would answer. With more each time, for it may only be slow.
+# A server that broke off is asked again with less patience: it may be gone, and others may lead its
+# buckets long before it would answer. With more each time, for it may only be slow.
 _FIRST_PATIENCE_S, _MOST_PATIENCE_S = 1.0, 60.0
 Answer = TypeVar("Answer", bound=Message)
 
@@ -181,7 +181,7 @@ class Connections:
         """
         descriptor = flight.FlightDescriptor.for_command(call.to_body())
         with self._calling(address) as client:
-            writer, reader = client.do_exchange(descriptor, self._options(address, timeout_s))
+            writer, reader = client.do_exchange(descriptor, self._waiting(timeout_s))
             exchange = Exchange(
                 lambda error: self._error_of(error, address, client), writer, reader
             )
@@ -254,9 +254,14 @@ class Connections:
     def _answered(self, address: str) -> None:
         self._patience_s.pop(address, None)
 
+    def _wait_s(self, address: str, timeout_s: float) -> float:
+        return max(0.001, min(timeout_s, self._patience_s.get(address, timeout_s)))
+
     def _options(self, address: str, timeout_s: float) -> flight.FlightCallOptions:
-        timeout_s = min(timeout_s, self._patience_s.get(address, timeout_s))
-        return flight.FlightCallOptions(timeout=max(timeout_s, 0.001), headers=self._headers)
+        return self._waiting(self._wait_s(address, timeout_s))
+
+    def _waiting(self, timeout_s: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
 
 
 class Exchange:

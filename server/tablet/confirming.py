@@ -22,6 +22,9 @@ from recovery.leader.led_bucket import LedBucket
 
 logger = logging.getLogger(__name__)
 
+# A store that lets others wait for so long is not asked besides.
+_SILENT_S = 1.0
+
 
 class NamedSession(Protocol):
     """This server's session, as far as it is looked up in ZooKeeper."""
@@ -39,18 +42,18 @@ class Confirming:
     """Confirms leads, as they are at some moment since it was asked. Safe for threads."""
 
     def __init__(
-        self, session: NamedSession, store_is_silent: Callable[[], bool] = lambda: False
+        self, session: NamedSession, store_waits_s: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`store_is_silent`: whether others wait for the log store as it is."""
+        """`store_waits_s`: for how long others have waited for the log store, and do still."""
         self._session = session
-        self._store_is_silent = store_is_silent
+        self._store_waits_s = store_waits_s
 
     def confirm(self, key: LeadKey, led: LedBucket) -> None:
         """Raise NotLeader, Deposed or Closed unless this server leads the bucket."""
         if not led.locked:
             led.bucket.confirm()
             return
-        if self._store_is_silent():
+        if self._store_waits_s() >= _SILENT_S:
             self._ask_zookeeper(key, led)
             return
         try:

@@ -50,11 +50,11 @@ class Requests:
         hosting: Hosting,
         session: Session,
         *,
-        store_is_silent: Callable[[], bool] = lambda: False,
+        store_waits_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.hosting = hosting
         self.session = session
-        self.confirming = Confirming(session, store_is_silent)
+        self.confirming = Confirming(session, store_waits_s)
         self.cuts = KeptCuts(
             lambda table: session.coordinator.locks.read(table.table)  # Over the session of then.
         )

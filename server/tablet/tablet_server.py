@@ -84,9 +84,8 @@ class TabletServer:
         )
         self._staging = Staging(spool, ttl_s=config.spool.ttl_s)
         self._health = StoreHealth()
-        watched = WatchedStorage(storage, self._health)
         self._hosting = Hosting(
-            watched,
+            WatchedStorage(storage, self._health),
             config.views,
             config.options,
             before_close=self._scanners.close_bucket,
@@ -96,7 +95,7 @@ class TabletServer:
         self._metrics = Metrics()
         self._complaints = Complaints(logger)
         self._report = StatusReport(self._hosting, self._metrics, self._complaints)
-        self._requests = Requests(self._hosting, self, store_is_silent=watched.is_silent)
+        self._requests = Requests(self._hosting, self, store_waits_s=self._health.waiting_s)
         self._maintenance = Maintenance(
             self._requests, Janitor(storage, self), self._metrics, config.snapshots
         )

@@ -58,7 +58,7 @@ def leading(crowd: Crowd, *, locked: bool = True) -> LeadingServer:
 def confirm_of(
     server: LeadingServer, led: LedBucket | None = None, *, silent: bool = False
 ) -> Callable[[], None]:
-    confirming = Confirming(Session(server), lambda: silent)
+    confirming = Confirming(Session(server), lambda: 1.0 if silent else 0.9)
     bucket = server.hosting.get(KEY) if led is None else led
     return lambda: confirming.confirm(KEY, bucket)
 

@@ -409,7 +409,7 @@ def test_what_hangs_in_the_store_does_not_keep_a_bucket(crowd: Crowd, first: Lea
         answers.append(first.leadership.hand_over(key, second.server.name))
 
     asking = threading.Thread(target=ask)
-    with first.hosting.get(key).bucket.exclusive(), first.health.asking():
+    with first.hosting.get(key).bucket.exclusive(), first.health.creating():
         asking.start()
         wait_for(lambda: key not in first.led())
         assert leaders(first)[key] == first.server.name, "what is under way ends first"

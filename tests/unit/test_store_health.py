@@ -26,7 +26,7 @@ def health(clock: Clock) -> StoreHealth:
 
 
 def fail(health: StoreHealth, error: Exception) -> None:
-    with pytest.raises(type(error)), health.asking():
+    with pytest.raises(type(error)), health.creating():
         raise error
 
 
@@ -50,10 +50,10 @@ def test_it_fails_from_the_first_create_that_failed_until_one_is_answered(
 def test_a_create_that_is_not_answered_counts_as_long_as_it_waits(
     clock: Clock, health: StoreHealth
 ) -> None:
-    with health.asking():
+    with health.creating():
         clock.now_s += 4
         assert health.failing_s() == 4
-        with health.asking():
+        with health.creating():
             clock.now_s += 1
         assert health.failing_s() == 0, "another one was answered meanwhile"
         clock.now_s += 2
@@ -76,21 +76,38 @@ def test_only_segments_count(clock: Clock, health: StoreHealth) -> None:
     assert seen == [0, 10]
 
 
-def test_a_store_is_silent_while_somebody_waits_and_nobody_is_answered(
+def test_it_waits_while_somebody_does_and_nobody_is_answered(
     clock: Clock, health: StoreHealth
 ) -> None:
-    storage = WatchedStorage(MemoryStorage(), StoreHealth(clock_s=clock), health)
-    assert not storage.is_silent()
-    with health.asking():
-        clock.now_s += 0.9
-        assert not storage.is_silent()
-        clock.now_s += 0.1
-        assert storage.child("below").is_silent()
+    storage = WatchedStorage(MemoryStorage(), health).child("below")
+    with health.reading():
+        clock.now_s += 2
+        assert health.waiting_s() == 2
         with pytest.raises(MissingObject):
             storage.read("nothing")  # Which is an answer.
-        assert not storage.is_silent()
+        assert health.waiting_s() == 0
         clock.now_s += 1
-        assert storage.is_silent()
-    fail(health, StorageUnavailable("away"))
-    clock.now_s += 5
-    assert not storage.is_silent(), "nobody waits: so the next one tries"
+        with health.creating():
+            assert health.waiting_s() == 1
+        assert health.waiting_s() == 0
+    with pytest.raises(StorageUnavailable), health.reading():
+        raise StorageUnavailable("away")
+    clock.now_s += 1
+    assert health.waiting_s() == 0, "nobody waits: so the next one tries"
+
+
+def test_a_store_that_answers_reads_is_slow_and_not_out_of_reach(
+    clock: Clock, health: StoreHealth
+) -> None:
+    """Others open buckets, and it has much to do. One that refuses to create is out of reach."""
+    with health.creating():
+        clock.now_s += 4
+        assert health.failing_s() == 4
+        with health.reading():
+            pass
+        assert health.failing_s() == 0
+    fail(health, StorageUnavailable("read-only"))
+    clock.now_s += 3
+    with health.reading():
+        pass
+    assert health.failing_s() == 3
