@@ -117,8 +117,7 @@ class LogAndView:
         # What others have cleaned or rolled up since is for the log to find, once it has the lead:
         # to list a log takes long, and nobody leads meanwhile.
         self._follow_segments()
-        self._check_view()
-        self.log.lead()
+        self.log.lead(self._check_view)
         self.catch_up()
 
     @property
