@@ -29,6 +29,7 @@ from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows
 from merge_engine.merging.fold import Update
 from merge_engine.merging.merge import Merged, merge
 from merge_engine.storage.objects import ObjectStorage
+from merge_engine.storage.read_ahead import AT_ONCE, GENTLY
 from merge_engine.working_set.block import NOTHING, PreparedRows, prepare_rows
 from merge_engine.working_set.memory import Memory
 from merge_engine.working_set.working_set import NOWHERE, Located
@@ -73,10 +74,11 @@ class LogAndView:
         clock_ms: Callable[[], int],
         read_schemas: ReadSchemas | None,
         go_on: GoOn = lambda: True,
+        gently: bool = False,
     ) -> None:
         """Bring the view up to the end of the log, as one who follows. Closed if `go_on` says no.
 
-        `lock`: of the bucket; the caller has it.
+        `lock`: of the bucket; the caller has it. `gently`: leave the store to others meanwhile.
         """
         self._read_schemas = read_schemas
         self._go_on = go_on
@@ -91,8 +93,10 @@ class LogAndView:
         )
         try:
             self.log = Log(storage, clock_ms=clock_ms)
+            self.log.reads_at_once = GENTLY if gently else AT_ONCE
             self._learn(self.view.meta.schema_version)
             self._replay_log()
+            self.log.reads_at_once = AT_ONCE
         except BaseException:
             self.view.close()
             raise

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from foundation.errors import BadRequest, BatchTooLarge
 from foundation.ids import LeadKey
-from foundation.parallel import Mapper, in_turn
+from foundation.parallel import Mapper, at_once, in_turn
 from merge_engine.merging.batch import read_keys
 from merge_engine.schema.schema import Column, Schema
 from merge_engine.schema.state_columns import state_column
@@ -113,7 +113,9 @@ class LookingUp:
             )
             session.check()  # Again: this process may have been paused in between.
         else:
-            found = self._committed(call, plan, of_buckets, mapper)
+            # Each of them asks its log. When the store says nothing, only who waits for it is kept.
+            afar = hosting.asks_afar and len(of_buckets) > 1
+            found = self._committed(call, plan, of_buckets, at_once if afar else mapper)
         self._metrics.count("keys_looked_up", asked, table=plan.table.name)
         return found
 
