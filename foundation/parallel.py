@@ -1,11 +1,12 @@
 """The same call for many items, on a pool of threads."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_MOST_THREADS = 16
 
 
 class Mapper(Protocol):
@@ -19,6 +20,12 @@ class Mapper(Protocol):
 def in_turn(call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
     """Call for one item after the other; a `Mapper`."""
     return list(map(call, items))
+
+
+def at_once(call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
+    """Call for all items on threads of their own, for calls that wait and do little; a `Mapper`."""
+    with ThreadPoolExecutor(min(len(items), _MOST_THREADS) or 1) as pool:
+        return map_all(pool, call, items)
 
 
 def map_all(pool: Executor, call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

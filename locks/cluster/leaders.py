@@ -53,6 +53,11 @@ class Leaders:
         """Return the session name of the leader, from a plain read that may be out of date."""
         return self._holders([key]).get(key)
 
+    def leader_now(self, key: LeadKey) -> str | None:
+        """Return the session name of the leader, as it is at some moment since the call began."""
+        self._store.sync()
+        return self.leader_of(key)
+
     def holders(self, keys: Sequence[LeadKey]) -> dict[LeadKey, str]:
         """Return the session names of those of the buckets that have a leader; as `leader_of`."""
         return self._holders(keys)

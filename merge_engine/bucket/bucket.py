@@ -155,7 +155,7 @@ class Bucket:
 
     def estimated_rows(self) -> int:
         """Return how many rows there are, as RocksDB estimates it."""
-        self._check_open()
+        self.check_open()
         return self._view.estimated_rows()
 
     def stored_bytes(self) -> int:
@@ -177,7 +177,7 @@ class Bucket:
     def exclusive(self) -> Iterator[None]:
         """Keep other calls that change something out: for a check and a call that go together."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             yield
 
     def evolve(self, history: SchemaHistory) -> None:
@@ -310,13 +310,13 @@ class Bucket:
     ) -> pa.RecordBatch:
         """Look up keys that are in the table's types already; `found`: the name of a last
         column that says whether there is such a row."""
-        self._check_open()
+        self.check_open()
         if self._view.applied < self._log.end:
             # A put was interrupted, and nobody has come since; or one is just being applied, which
             # nobody was told of yet: then the rows are as they were before it.
             with self._lock.if_free() as free:
                 if free:
-                    self._check_open()
+                    self.check_open()
                     self._inner.catch_up()
         wanted = columns if found is None else None  # Whether there is a row is up to all columns.
         try:
@@ -339,7 +339,7 @@ class Bucket:
         Beside the writers, as a look-up is; only if one of them came in between, it is done again
         while they wait.
         """
-        self._check_open()
+        self.check_open()
         offset = self._view.applied
         try:
             read = self._view.read(key_columns, columns)
@@ -399,7 +399,7 @@ class Bucket:
         They come from memory, if this leader wrote or replayed them. Unlike `read_log`, this leaves
         out what was cleaned, and does not wait for a put that is just being applied.
         """
-        self._check_open()
+        self.check_open()
         return self._log.headers(from_offset, to_offset)
 
     def confirm(self) -> int:
@@ -443,7 +443,7 @@ class Bucket:
         read or undone soon is better left as it is: `before` should be stable, and in a snapshot or
         in the view on disk.
         """
-        self._check_open()
+        self.check_open()
         return self._roll_up.step(before)
 
     def flush(self) -> None:
@@ -505,7 +505,8 @@ class Bucket:
                 self._view_closed = True
                 self._view.close()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise Closed, or Deposed if another leader is known to have come."""
         forks.use(LIBRARY)
         if self._closed:
             raise Closed("the bucket is closed; open it again")

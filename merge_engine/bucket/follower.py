@@ -37,10 +37,11 @@ class Follower:
         clock_ms: Callable[[], int] = wall_clock_ms,
         read_schemas: ReadSchemas | None = None,
         go_on: GoOn = lambda: True,
+        gently: bool = False,
     ) -> None:
         """Bring the view up to the end of the log; Closed if `go_on` says no before it is there.
 
-        The rest as for `Bucket`.
+        `gently`: nobody waits for it, and others need the store. The rest as for `Bucket`.
         """
         self.storage = storage
         self.options = options or BucketOptions()
@@ -58,6 +59,7 @@ class Follower:
                 clock_ms=clock_ms,
                 read_schemas=read_schemas,
                 go_on=go_on,
+                gently=gently,
             )
 
     @property

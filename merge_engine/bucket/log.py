@@ -69,13 +69,15 @@ class Log(LogReader):
         self.deposed = False
         super().__init__(storage)
 
-    def lead(self) -> int:
+    def lead(self, check: Callable[[], None] = lambda: None) -> int:
         """Append a leader segment and return its offset, the term.
 
         The former leader may still be appending: chase the end until the segment fits. If it has
         rolled the end up that we saw, or cleaned it, our segment fits there, too, and is in vain.
+        `check`: raises if nobody should lead, as far as is known of the log by then.
         """
         for _ in range(_LEAD_ATTEMPTS):
+            check()
             header = self._header(SegmentKind.LEADER, self.end)
             name = segment_name(self.end)
             try:

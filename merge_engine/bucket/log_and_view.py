@@ -29,6 +29,7 @@ from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows
 from merge_engine.merging.fold import Update
 from merge_engine.merging.merge import Merged, merge
 from merge_engine.storage.objects import ObjectStorage
+from merge_engine.storage.read_ahead import AT_ONCE, GENTLY
 from merge_engine.working_set.block import NOTHING, PreparedRows, prepare_rows
 from merge_engine.working_set.memory import Memory
 from merge_engine.working_set.working_set import NOWHERE, Located
@@ -73,10 +74,11 @@ class LogAndView:
         clock_ms: Callable[[], int],
         read_schemas: ReadSchemas | None,
         go_on: GoOn = lambda: True,
+        gently: bool = False,
     ) -> None:
         """Bring the view up to the end of the log, as one who follows. Closed if `go_on` says no.
 
-        `lock`: of the bucket; the caller has it.
+        `lock`: of the bucket; the caller has it. `gently`: leave the store to others meanwhile.
         """
         self._read_schemas = read_schemas
         self._go_on = go_on
@@ -91,29 +93,35 @@ class LogAndView:
         )
         try:
             self.log = Log(storage, clock_ms=clock_ms)
+            self.log.reads_at_once = GENTLY if gently else AT_ONCE
             self._learn(self.view.meta.schema_version)
             self._replay_log()
+            self.log.reads_at_once = AT_ONCE
         except BaseException:
             self.view.close()
             raise
 
     def follow(self) -> int:
         """Apply what others have appended since; return how many segments. Not for a leader."""
+        count = self._follow_segments()
+        while self.log.has_gone_on():
+            count += self._replay_log() + self._follow_segments()
+        return count
+
+    def _follow_segments(self) -> int:
         count = 0
-        while True:
-            while (segment := self.log.next()) is not None:
-                self._replay_following(segment)
-                count += 1
-            if not self.log.has_gone_on():
-                return count
-            count += self._replay_log()
+        while (segment := self.log.next()) is not None:
+            self._replay_following(segment)
+            count += 1
+        return count
 
     def lead(self) -> None:
         """Take the lead. An open that must fail has failed before: it would depose somebody."""
         self._go_on = lambda: True  # From here on, what is logged is applied.
-        self.follow()
-        self._check_view()
-        self.log.lead()
+        # What others have cleaned or rolled up since is for the log to find, once it has the lead:
+        # to list a log takes long, and nobody leads meanwhile.
+        self._follow_segments()
+        self.log.lead(self._check_view)
         self.catch_up()
 
     @property

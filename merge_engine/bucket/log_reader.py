@@ -27,7 +27,7 @@ from merge_engine.bucket.rolled import (
 )
 from merge_engine.bucket.segment import Segment, SegmentHeader, decode_segment, segment_name
 from merge_engine.storage.objects import ObjectStorage
-from merge_engine.storage.read_ahead import Read, reading_ahead
+from merge_engine.storage.read_ahead import AT_ONCE, Read, reading_ahead
 
 # So many indexes of rolled objects stay in memory, for whoever looks again at the same part.
 _INDEXES = 2
@@ -37,11 +37,12 @@ class LogReader:
     """The segments of one bucket, as last seen by this process. Safe for threads, but `refresh`.
 
     `end` is where the log ended when `refresh` looked. `cleaned` is what is known of the log before
-    `start`, at least; None: nothing.
+    `start`, at least; None: nothing. `reads_at_once`: how many objects are read ahead at a time.
     """
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
+        self.reads_at_once = AT_ONCE
         # Of the segments that are objects of their own, sorted. Some may be rolled up by now.
         self._bases: list[int] = []
         # By base offset, of those of them that were written or read here: a segment never changes.
@@ -173,7 +174,7 @@ class LogReader:
     @contextmanager
     def _reading(self, names: Iterable[str]) -> Iterator["_Pass"]:
         """Begin to read these objects, in this order."""
-        with reading_ahead(self._storage, names) as read:
+        with reading_ahead(self._storage, names, at_once=self.reads_at_once) as read:
             yield _Pass(self, read)
 
     def _headers_at(self, offset: int) -> Sequence[SegmentHeader]:

@@ -12,6 +12,8 @@ from itertools import islice
 from merge_engine.storage.objects import ObjectStorage, is_remote
 
 AT_ONCE = 16
+GENTLY = 4
+"""For who is in no hurry, while others need the store to work."""
 # What may lie here and wait, besides those that are under way: objects may be large.
 _MOST_BYTES = 32 << 20
 
@@ -20,7 +22,9 @@ Read = Callable[[str], bytes]
 
 
 @contextmanager
-def reading_ahead(storage: ObjectStorage, names: Iterable[str]) -> Iterator[Read]:
+def reading_ahead(
+    storage: ObjectStorage, names: Iterable[str], *, at_once: int = AT_ONCE
+) -> Iterator[Read]:
     """Yield what reads these objects, which are asked for in this order; others, too.
 
     At the end of the block nothing is under way any more. On a local disk it is a read like others.
@@ -28,9 +32,9 @@ def reading_ahead(storage: ObjectStorage, names: Iterable[str]) -> Iterator[Read
     if not is_remote(storage):
         yield storage.read
         return
-    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="tallybook-ahead")
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="tallybook-ahead")
     try:
-        yield _ReadAhead(storage, names, pool).read
+        yield _ReadAhead(storage, names, pool, at_once).read
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -39,20 +43,21 @@ class _ReadAhead:
     """Reads objects of a storage. For one thread."""
 
     def __init__(
-        self, storage: ObjectStorage, names: Iterable[str], pool: ThreadPoolExecutor
+        self, storage: ObjectStorage, names: Iterable[str], pool: ThreadPoolExecutor, most: int
     ) -> None:
         self._storage = storage
         self._left = iter(names)
         self._pool = pool
         self._begun: dict[str, Future[bytes]] = {}
         self._ahead = 1
+        self._most = most
 
     def read(self, name: str) -> bytes:
         """Return the object; what is wrong with it is raised now, not before."""
         self._begin()
         future = self._begun.pop(name, None)
         data = self._storage.read(name) if future is None else future.result()
-        self._ahead = min(2 * self._ahead, AT_ONCE)
+        self._ahead = min(2 * self._ahead, self._most)
         return data
 
     def _begin(self) -> None:

@@ -5,7 +5,7 @@ same cut sees the same rows, whenever it comes. All that a scan needs of the log
 opened: cleaning cannot hurt it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -100,11 +100,13 @@ def open_scan(
     bucket: Bucket,
     cut: BucketCut | None,
     *,
+    confirm: Callable[[], object] | None = None,
     scratch: Scratch | None = None,
     mask_run_bytes: int = RUN_BYTES,
 ) -> BucketScan:
     """Pin the bucket's rows: as the cut has them or, without one, as they are.
 
+    `confirm`: raises unless the bucket is led here; without it, its log is asked.
     Deposed: another leader has come, and knows more. CutTooOld: the log that it takes was cleaned.
     What is to be masked and does not fit into memory goes to `scratch`; StorageFull if that has no
     room.
@@ -113,7 +115,7 @@ def open_scan(
     try:
         if cut is None:
             return BucketScan(history, rows, pinned)
-        bucket.confirm()
+        (confirm or bucket.confirm)()
         later = later_headers(bucket, cut, pinned)
         mask = load_mask(
             read_later(bucket, cut, later), history, scratch=scratch, run_bytes=mask_run_bytes

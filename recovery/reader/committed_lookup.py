@@ -4,7 +4,7 @@ A mask is an undo that is not written: of all changes that came after the cut, w
 the first before-image per key and column takes the place of what is stored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,11 +29,15 @@ _MASK_MAX_BYTES = 64 * MEBIBYTE
 
 
 class Asked(NamedTuple):
-    """Keys of one bucket, in the table's types, and the cut at which they are to be seen there."""
+    """Keys of one bucket, in the table's types, and the cut at which they are to be seen there.
+
+    `confirm`: raises unless the bucket is led here; without it, its log is asked.
+    """
 
     bucket: Bucket
     cut: BucketCut
     key_columns: Sequence[pa.Array]
+    confirm: Callable[[], object] | None = None
 
 
 def committed_lookup(
@@ -69,10 +73,10 @@ def settled_lookup(
 
 
 def _settled(wanted: Asked, columns: Sequence[Column], found: str | None) -> pa.RecordBatch | None:
-    bucket, cut, key_columns = wanted
+    bucket, cut, key_columns, confirm = wanted
     # Whether there is a row is for all columns to say.
     stored = bucket.stored(key_columns, columns if found is None else None)
-    bucket.confirm()
+    (confirm or bucket.confirm)()
     try:
         if later_headers(bucket, cut, stored.offset):
             return None
@@ -84,9 +88,9 @@ def _settled(wanted: Asked, columns: Sequence[Column], found: str | None) -> pa.
 
 
 def _committed(wanted: Asked, columns: Sequence[Column], found: str | None) -> pa.RecordBatch:
-    bucket, _, key_columns = wanted
+    bucket, _, key_columns, confirm = wanted
     stored = bucket.stored(key_columns)
-    bucket.confirm()
+    (confirm or bucket.confirm)()
     rows = stored.rows
     encoded = stored.history.key_codec.encode(key_columns)
     # Whether there is a row is for all columns to say.
@@ -114,7 +118,7 @@ def _masks(
     wanted: Asked, stored: StoredAt, encoded: pa.BinaryArray, columns: Sequence[Column]
 ) -> Iterator[Update]:
     """Yield what undoing all that came later would write, as far as these keys and columns go."""
-    bucket, cut, _ = wanted
+    bucket, cut = wanted.bucket, wanted.cut
     asked = {column.id for column in columns}  # Once, though values and states may be asked for.
     hidden = [column for column in stored.history.current.value_columns if column.id in asked]
     ids = {column.id for column in hidden}

@@ -1,14 +1,17 @@
 """The changes of a table between two cuts, bucket after bucket."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId
+from foundation.parallel import map_all
 from recovery.reader.cut import Cut
 
 BUCKET = "_bucket"
+_AT_ONCE = 4
 ReadBucket = Callable[[BucketId], Iterator[pa.RecordBatch]]
 """Yields the change records of a bucket."""
 
@@ -57,8 +60,10 @@ class TableChanges:
             yield pa.RecordBatch.from_arrays([*batch.columns, name], schema=self.schema)
 
     def to_arrow(self) -> pa.Table:
-        """Return all records as one table."""
-        return pa.Table.from_batches(iter(self), self.schema)
+        """Return all records as one table; a few buckets are read at a time."""
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="tallybook-changes") as pool:
+            found = map_all(pool, lambda bucket: list(self.of_bucket(bucket)), self.buckets)
+        return pa.Table.from_batches([batch for some in found for batch in some], self.schema)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, iter(self))

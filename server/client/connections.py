@@ -27,6 +27,9 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
+# A server that broke off is asked again with less patience: it may be gone, and others may lead its
+# buckets long before it would answer. With more each time, for it may only be slow.
+_FIRST_PATIENCE_S, _MOST_PATIENCE_S = 1.0, 60.0
 Answer = TypeVar("Answer", bound=Message)
 
 CLOSED = "this connection to the cluster was closed; connect again"
@@ -85,6 +88,8 @@ class Connections:
         self._headers = token_headers(credentials.token)
         self._lock = threading.Lock()
         self._clients: dict[str, flight.FlightClient] = {}
+        # How long to wait for an answer, by the addresses that broke off and said nothing since.
+        self._patience_s: dict[str, float] = {}
         self._exchanges: WeakSet[Exchange] = WeakSet()
         self._closed = False
         self._process = os.getpid()
@@ -105,8 +110,9 @@ class Connections:
         """Make a call that is an action, and return its answer."""
         action = flight.Action(call.name, call.to_body())
         with self._calling(address) as client:
-            results = client.do_action(action, self._options(timeout_s))
+            results = client.do_action(action, self._options(address, timeout_s))
             [body] = [result.body for result in results]
+            self._answered(address)
         return cast(Answer, call.answer.from_body(body))
 
     def put(
@@ -127,7 +133,9 @@ class Connections:
         ended = False
         try:
             with self._calling(address) as client:
-                writer, answers = client.do_put(descriptor, schema, self._options(timeout_s))
+                writer, answers = client.do_put(
+                    descriptor, schema, self._options(address, timeout_s)
+                )
                 checksum = wire.Checksum()
                 try:
                     for place, batch in batches:
@@ -142,6 +150,7 @@ class Connections:
                     writer.close()  # Raises what the server has to say.
             if answer is None:
                 raise Broken(address, flight.FlightError("it ended a put without an answer"))
+            self._answered(address)
         except Broken as exc:  # It may have been carried out: whoever sent it has to find out.
             exc.sent = exc.sent and ended
             raise
@@ -153,13 +162,14 @@ class Connections:
         """Yield the batches of a stream, each with the message that came with it."""
         ticket = flight.Ticket(call.to_body())
         with self._calling(address) as client:
-            reader = client.do_get(ticket, self._options(timeout_s))
+            reader = client.do_get(ticket, self._options(address, timeout_s))
         while True:
             with self._calling(address):
                 try:
                     chunk = reader.read_chunk()
                 except StopIteration:
                     return
+            self._answered(address)
             yield chunk.data, call.read_message(wire.decode(chunk.app_metadata))
 
     def exchange(
@@ -171,7 +181,7 @@ class Connections:
         """
         descriptor = flight.FlightDescriptor.for_command(call.to_body())
         with self._calling(address) as client:
-            writer, reader = client.do_exchange(descriptor, self._options(timeout_s))
+            writer, reader = client.do_exchange(descriptor, self._waiting(timeout_s))
             exchange = Exchange(
                 lambda error: self._error_of(error, address, client), writer, reader
             )
@@ -207,6 +217,7 @@ class Connections:
         if isinstance(error, flight.FlightError):
             told = wire.from_flight_error(error)
             if told is not None:
+                self._answered(address)
                 return told
         else:  # The stream broke off in Arrow's own hands.
             error = flight.FlightError(str(error))
@@ -237,9 +248,20 @@ class Connections:
         with self._lock:
             if self._clients.get(address) is client:
                 del self._clients[address]
+                before_s = self._patience_s.get(address, _FIRST_PATIENCE_S / 2)
+                self._patience_s[address] = min(2 * before_s, _MOST_PATIENCE_S)
 
-    def _options(self, timeout_s: float) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=max(timeout_s, 0.001), headers=self._headers)
+    def _answered(self, address: str) -> None:
+        self._patience_s.pop(address, None)
+
+    def _wait_s(self, address: str, timeout_s: float) -> float:
+        return max(0.001, min(timeout_s, self._patience_s.get(address, timeout_s)))
+
+    def _options(self, address: str, timeout_s: float) -> flight.FlightCallOptions:
+        return self._waiting(self._wait_s(address, timeout_s))
+
+    def _waiting(self, timeout_s: float) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
 
 
 class Exchange:

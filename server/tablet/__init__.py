@@ -2,6 +2,7 @@
 
 complaints        what is wrong with this server, said once: when it begins, goes on, and is over
 config            how a tablet server is set up
+confirming        whether this server still leads a bucket, for who reads what is committed
 hosting           the buckets that a server leads, open and recovered, or warms up for
 janitor           the files of tables and partitions that were dropped
 kept_cuts         cuts that a server takes by itself, and the last one of each table

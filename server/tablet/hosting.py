@@ -19,7 +19,7 @@ from merge_engine.bucket.log_and_view import GoOn
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.snapshot_storage import SnapshotStorage, restore_latest
 from merge_engine.bucket.view_meta import read_checkpoint
-from merge_engine.storage.objects import ObjectStorage
+from merge_engine.storage.objects import ObjectStorage, is_remote
 from recovery.leader.led_bucket import LedBucket
 from server.protocol.definitions import SNAPSHOTS, ClusterTable
 
@@ -72,6 +72,11 @@ class Hosting:
         self._unopened: dict[LeadKey, str] = {}
         self._awaited: Collection[LeadKey] = frozenset()
         self._asked: set[LeadKey] = set()
+
+    @property
+    def asks_afar(self) -> bool:
+        """Whether a question to a bucket's log costs a round trip."""
+        return is_remote(self._logs)
 
     @property
     def options(self) -> BucketOptions:
@@ -165,7 +170,7 @@ class Hosting:
 
         As `open` does, but nobody is told, and nothing is written. Closed if `go_on` says no.
         """
-        follower = self._begin(key, read_snapshots, read_table, go_on)
+        follower = self._begin(key, read_snapshots, read_table, go_on, gently=True)
         with self._lock:
             self._followers[key] = follower
 
@@ -220,18 +225,22 @@ class Hosting:
         read_snapshots: ReadSnapshots,
         read_table: ReadTable | None,
         go_on: GoOn,
+        *,
+        gently: bool = False,
     ) -> Follower:
         snapshots = read_snapshots()
         if self._is_restored_sooner(key, snapshots):
             self._restore(key, snapshots)
         try:
-            return self._follower(key, read_table, go_on)
+            return self._follower(key, read_table, go_on, gently=gently)
         except LogGap:
             if not self._restore(key, snapshots):
                 raise
-            return self._follower(key, read_table, go_on)
+            return self._follower(key, read_table, go_on, gently=gently)
 
-    def _follower(self, key: LeadKey, read_table: ReadTable | None, go_on: GoOn) -> Follower:
+    def _follower(
+        self, key: LeadKey, read_table: ReadTable | None, go_on: GoOn, *, gently: bool
+    ) -> Follower:
         table = self.table(key.table_id)
         path = table.path(key.bucket)
         return Follower(
@@ -245,6 +254,7 @@ class Hosting:
             clock_ms=self._clock_ms,
             read_schemas=None if read_table is None else lambda: read_table().history,
             go_on=go_on,
+            gently=gently,
         )
 
     def _is_restored_sooner(self, key: LeadKey, snapshots: Sequence[ListedSnapshot]) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from foundation.errors import BadRequest, BatchTooLarge
-from foundation.ids import BucketId
-from foundation.parallel import Mapper, in_turn
-from merge_engine.bucket.bucket import Bucket
+from foundation.ids import LeadKey
+from foundation.parallel import Mapper, at_once, in_turn
 from merge_engine.merging.batch import read_keys
 from merge_engine.schema.schema import Column, Schema
 from merge_engine.schema.state_columns import state_column
+from recovery.leader.led_bucket import LedBucket
 from recovery.reader.committed_lookup import Asked, committed_lookup, settled_lookup
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
@@ -101,19 +101,21 @@ class LookingUp:
             )
         session.check()
         of_buckets = [
-            _Keys(hosting.get(key).bucket, key.bucket, read_keys(batch, plan.schema))
+            _Keys(key, hosting.get(key), read_keys(batch, plan.schema))
             for key, batch in zip(keys, call.keys.values(), strict=True)
         ]
         # Few keys are looked up before another thread would have begun to.
         mapper = in_turn if asked <= _FEW else self._map
         if call.isolation is Isolation.LATEST:
             found = mapper(
-                lambda one: one.bucket.lookup_keys(one.keys, plan.columns, found=plan.found),
+                lambda one: one.led.bucket.lookup_keys(one.keys, plan.columns, found=plan.found),
                 of_buckets,
             )
             session.check()  # Again: this process may have been paused in between.
         else:
-            found = self._committed(call, plan, of_buckets, mapper)
+            # Each of them asks its log. When the store says nothing, only who waits for it is kept.
+            afar = hosting.asks_afar and len(of_buckets) > 1
+            found = self._committed(call, plan, of_buckets, at_once if afar else mapper)
         self._metrics.count("keys_looked_up", asked, table=plan.table.name)
         return found
 
@@ -123,7 +125,7 @@ class LookingUp:
         """Look up at the cut of the call or, if it has none, at one that has all there is."""
 
         def at(cut: Cut) -> list[Asked]:
-            return [Asked(one.bucket, cut.at(one.key), one.keys) for one in of_buckets]
+            return [self._asked(one, cut) for one in of_buckets]
 
         kept = self._requests.cuts.last(plan.table) if call.cut is None else None
         if kept is not None:
@@ -134,13 +136,22 @@ class LookingUp:
         assert cut is not None  # The call is for what is committed.
         return committed_lookup(at(cut), plan.columns, mapper, found=plan.found)
 
+    def _asked(self, one: "_Keys", cut: Cut) -> Asked:
+        confirming = self._requests.confirming
+        return Asked(
+            one.led.bucket,
+            cut.at(one.key.bucket),
+            one.keys,
+            lambda: confirming.confirm(one.key, one.led),
+        )
+
 
 @dataclass(frozen=True)
 class _Keys:
     """Keys of a bucket, in the table's types."""
 
-    bucket: Bucket
-    key: BucketId
+    key: LeadKey
+    led: LedBucket
     keys: Sequence[pa.Array]
 
 

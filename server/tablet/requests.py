@@ -13,6 +13,7 @@ from recovery.reader.isolation import Isolation
 from server.protocol.calls import BucketsCall, TableCall
 from server.protocol.definitions import ClusterTable
 from server.protocol.reads import Lookup, Scan
+from server.tablet.confirming import Confirming
 from server.tablet.hosting import Hosting
 from server.tablet.kept_cuts import KeptCuts
 
@@ -44,9 +45,16 @@ class Session(Protocol):
 class Requests:
     """Reads what a request says against what this server knows. Safe for threads."""
 
-    def __init__(self, hosting: Hosting, session: Session) -> None:
+    def __init__(
+        self,
+        hosting: Hosting,
+        session: Session,
+        *,
+        store_waits_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.hosting = hosting
         self.session = session
+        self.confirming = Confirming(session, store_waits_s)
         self.cuts = KeptCuts(
             lambda table: session.coordinator.locks.read(table.table)  # Over the session of then.
         )

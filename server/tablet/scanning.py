@@ -76,7 +76,13 @@ class Scanning:
         def pin() -> BucketScan:
             led = self._requests.hosting.get(key)
             at = None if cut is None else cut.at(key.bucket)
-            return open_scan(led.bucket, at, scratch=self._scratch)
+            confirming = self._requests.confirming
+            return open_scan(
+                led.bucket,
+                at,
+                confirm=lambda: confirming.confirm(key, led),
+                scratch=self._scratch,
+            )
 
         return self._scanners.open(key, pin)
 

@@ -1,8 +1,9 @@
 """Whether this server's segments reach the log store, told by what becomes of them.
 
-Only segments count: they are small and created all the time, while a file of a snapshot may well be
-under way for longer than a session lasts. A create that is not answered counts as one that fails:
-the client of a store tries again by itself, for minutes. Nobody is asked how the store is: a server
+Only creates of segments count: they are small and happen all the time, while a file of a snapshot
+may well be under way for longer than a session lasts. One that is not answered counts as one that
+fails: the client of a store tries again by itself, for minutes. But not if what is read meanwhile
+is answered: then the store is there, and has much to do. Nobody is asked how the store is: a server
 that writes nothing is in nobody's way.
 """
 
@@ -23,28 +24,33 @@ class StoreHealth:
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._under_way: dict[object, float] = {}
-        self._failed_s: float | None = None  # When the first one began that has failed since.
-        self._answered_s = clock_s()
+        self._creates: dict[object, float] = {}  # Under way, and since when.
+        self._reads: dict[object, float] = {}
+        self._failed_s: float | None = None  # When the first create began that has failed since.
+        self._created_s = self._heard_s = clock_s()  # The last answer to a create, and to anything.
 
     def failing_s(self) -> float:
         """Return for how long creates have failed, or waited, and none was answered; 0: not."""
         with self._lock:
-            begun = list(self._under_way.values())
-            if self._failed_s is not None:
-                begun.append(self._failed_s)
-            if not begun:
-                return 0.0
-            return max(0.0, self._clock_s() - max(min(begun), self._answered_s))
+            since = [] if self._failed_s is None else [max(self._failed_s, self._created_s)]
+            if self._creates:
+                since.append(max(min(self._creates.values()), self._heard_s))
+            return max(0.0, self._clock_s() - min(since)) if since else 0.0
+
+    def waiting_s(self) -> float:
+        """Return for how long somebody has waited, and nobody was answered; 0: nobody waits."""
+        with self._lock:
+            begun = [*self._creates.values(), *self._reads.values()]
+            return max(0.0, self._clock_s() - max(min(begun), self._heard_s)) if begun else 0.0
 
     def answered_since(self, when_s: float) -> bool:
-        """Whether the store has answered since then, by the clock."""
-        return self._answered_s > when_s
+        """Whether the store has answered a create since then, by the clock."""
+        return self._created_s > when_s
 
     def answered(self) -> None:
         """Take in that the store has answered: it has created an object, or has it already."""
         with self._lock:
-            self._answered_s = self._clock_s()
+            self._created_s = self._heard_s = self._clock_s()
             self._failed_s = None
 
     @contextmanager
@@ -52,7 +58,7 @@ class StoreHealth:
         """Take in what becomes of a create."""
         this, began = object(), self._clock_s()
         with self._lock:
-            self._under_way[this] = began
+            self._creates[this] = began
         try:
             yield
         except (StorageUnavailable, UnknownOutcome):
@@ -66,11 +72,29 @@ class StoreHealth:
             self.answered()
         finally:
             with self._lock:
-                del self._under_way[this]
+                del self._creates[this]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Take in whether a read is answered: that there is no such object is an answer, too."""
+        this, began = object(), self._clock_s()
+        with self._lock:
+            self._reads[this] = began
+        answered = True
+        try:
+            yield
+        except StorageUnavailable:
+            answered = False
+            raise
+        finally:
+            with self._lock:
+                del self._reads[this]
+                if answered:
+                    self._heard_s = self._clock_s()
 
 
 class WatchedStorage:
-    """An ObjectStorage that tells what becomes of the segments that are created in it."""
+    """An ObjectStorage that tells what becomes of segments that are created, and of reads."""
 
     def __init__(self, storage: ObjectStorage, health: StoreHealth) -> None:
         self.wrapped = storage
@@ -84,7 +108,8 @@ class WatchedStorage:
             self.wrapped.create(name, data)
 
     def read(self, name: str) -> bytes:
-        return self.wrapped.read(name)
+        with self._health.reading():
+            return self.wrapped.read(name)
 
     def open(self, name: str) -> BinaryIO:
         return self.wrapped.open(name)

@@ -97,7 +97,7 @@ class TabletServer:
         self._metrics = Metrics()
         self._complaints = Complaints(logger)
         self._report = StatusReport(self._hosting, self._metrics, self._complaints)
-        self._requests = Requests(self._hosting, self)
+        self._requests = Requests(self._hosting, self, store_waits_s=self._health.waiting_s)
         self._maintenance = Maintenance(
             self._requests, Janitor(storage, self), self._metrics, config.snapshots
         )

@@ -13,10 +13,12 @@ from pyarrow import flight
 from foundation.errors import ServerUnavailable, UnknownOutcome
 from foundation.ids import BucketId
 from merge_engine.bucket.segment import AggMode
+from server.client import connections
 from server.client.cluster import Cluster
 from server.client.connections import Broken, Connections, ServerCredentials
 from server.launch.local_cluster import LocalCluster
 from server.protocol import wire
+from server.protocol.calls import Status
 from server.protocol.puts import GO_ON, Put, read_put
 from tests.conftest import SUMS
 from tests.support.flight_proxy import FlightProxy, lead_through
@@ -126,3 +128,30 @@ def test_a_server_that_hangs_is_not_waited_for_beyond_the_deadline(
         with pytest.raises(ServerUnavailable):
             table.lookup({"k": [1]})
         assert time.monotonic() - began < 5  # One attempt alone may take 10 s.
+
+
+def test_a_server_that_said_nothing_is_asked_again_with_less_patience_and_then_with_more(
+    local: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_FIRST_PATIENCE_S", 0.05)
+    waits: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        calls = Connections(ServerCredentials())
+        waiting = calls._waiting
+
+        def noted(timeout_s: float) -> flight.FlightCallOptions:
+            waits.append(timeout_s)
+            return waiting(timeout_s)
+
+        monkeypatch.setattr(calls, "_waiting", noted)
+        for _ in range(5):
+            with pytest.raises(Broken):
+                calls.call(f"127.0.0.1:{deaf.getsockname()[1]}", Status(), 0.3)
+        assert waits == [0.3, 0.05, 0.1, 0.2, 0.3]
+        address = local.servers[0].address
+        assert address is not None
+        calls._patience_s[address] = 20.0
+        calls.call(address, Status(), 30.0)
+        calls.call(address, Status(), 30.0)
+        assert waits[-2:] == [20.0, 30.0], "it has answered"
+        calls.close()

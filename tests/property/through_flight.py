@@ -50,6 +50,8 @@ class ImpatientCalls(LeaderCalls):
 class ThroughFlight:
     """A `Table` as far as the table machine is concerned."""
 
+    asks_afar = False
+
     def __init__(self, table: Table, *, undo_s: float = 1.0) -> None:
         self._table = table
         self._scanners = Scanners(ScannerLimits())

@@ -83,6 +83,35 @@ def test_a_name_that_is_free_because_the_log_was_cleaned_is_not_led_from(
     assert leader.confirm() == leader.end_offset
 
 
+def test_who_finds_only_while_it_leads_that_the_log_was_cleaned_deposes_nobody(
+    leader: Bucket, follower: Follower
+) -> None:
+    for value in range(3):
+        add(leader, [2], [value + 1])
+    leader.clean(leader.end_offset)
+    with pytest.raises(LogGap, match="but the log starts at"):
+        Bucket.led_from(follower)
+    add(leader, [2], [1])
+    assert leader.confirm() == leader.end_offset
+
+
+def test_while_nobody_leads_the_log_is_listed_once(
+    leader: Bucket, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have many objects, and whoever is to lead it is waited for."""
+    add(leader, [2], [5])
+    listed = []
+    names = MemoryStorage.names
+
+    def noted(storage: MemoryStorage) -> list[str]:
+        listed.append(storage)
+        return names(storage)
+
+    monkeypatch.setattr(MemoryStorage, "names", noted)
+    Bucket.led_from(follower).close()
+    assert len(listed) == 1
+
+
 def test_a_warm_up_that_nobody_wants_any_more_ends(
     leader: Bucket, storage: MemoryStorage, tmp_path: Path
 ) -> None:

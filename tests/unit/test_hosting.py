@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -253,3 +254,21 @@ def test_a_schema_that_arrives_while_a_bucket_is_opened_reaches_it_before_it_is_
     assert served == [[]]
     found = machine.hosting.get(KEY).bucket.lookup(batch(k=[1]), ["c"])
     assert found.schema.field("c").type == pa.int64()
+
+
+def test_who_warms_up_leaves_the_store_to_others_and_who_opens_does_not(
+    machines: list[Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machines[0]
+    gently: list[bool] = []
+
+    class Noted(Follower):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            gently.append(settings["gently"])
+            super().__init__(*arguments, **settings)
+
+    monkeypatch.setattr("server.tablet.hosting.Follower", Noted)
+    machine.hosting.warm(KEY)
+    machine.hosting.cool(KEY)
+    machine.open()
+    assert gently == [True, False]

@@ -12,7 +12,7 @@ from merge_engine.bucket.log_names import LogNames
 from merge_engine.bucket.segment import Segment, SegmentKind, segment_name
 from merge_engine.storage import read_ahead
 from merge_engine.storage.objects import LocalStorage, RemoteStorage
-from merge_engine.storage.read_ahead import AT_ONCE, reading_ahead
+from merge_engine.storage.read_ahead import AT_ONCE, GENTLY, reading_ahead
 from tests.support.rolling import all_bytes, roll_up, several_leaders
 from tests.support.zookeeper_server import wait_until
 
@@ -42,13 +42,14 @@ def storage() -> Watched:
     return watched
 
 
-def test_several_are_under_way_at_a_time_and_come_in_order(storage: Watched) -> None:
-    with reading_ahead(storage, NAMES) as read:
+@pytest.mark.parametrize("at_once", [AT_ONCE, GENTLY])
+def test_several_are_under_way_at_a_time_and_come_in_order(storage: Watched, at_once: int) -> None:
+    with reading_ahead(storage, NAMES, at_once=at_once) as read:
         assert [read(name) for name in NAMES[:5]] == [name.encode() * 10 for name in NAMES[:5]]
         storage.gate.clear()
         # The next is there already; with it, as many are begun as may be, and nobody answers.
         assert read(NAMES[5]) == b"005" * 10
-        wait_until(lambda: len(storage.asked) == 5 + AT_ONCE, "all of them have asked")
+        wait_until(lambda: len(storage.asked) == 5 + at_once, "all of them have asked")
         storage.gate.set()
         assert [read(name) for name in NAMES[6:]] == [name.encode() * 10 for name in NAMES[6:]]
     assert sorted(storage.asked) == NAMES, "each of them once"

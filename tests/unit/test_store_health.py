@@ -2,7 +2,7 @@
 
 import pytest
 
-from foundation.errors import AlreadyExists, StorageUnavailable, UnknownOutcome
+from foundation.errors import AlreadyExists, MissingObject, StorageUnavailable, UnknownOutcome
 from server.tablet.store_health import StoreHealth, WatchedStorage
 from tests.support.snapshot_world import MemoryStorage
 
@@ -74,3 +74,40 @@ def test_only_segments_count(clock: Clock, health: StoreHealth) -> None:
     storage.create("large.data", b"")
     storage.create("00000000000000000000.seg", b"")
     assert seen == [0, 10]
+
+
+def test_it_waits_while_somebody_does_and_nobody_is_answered(
+    clock: Clock, health: StoreHealth
+) -> None:
+    storage = WatchedStorage(MemoryStorage(), health).child("below")
+    with health.reading():
+        clock.now_s += 2
+        assert health.waiting_s() == 2
+        with pytest.raises(MissingObject):
+            storage.read("nothing")  # Which is an answer.
+        assert health.waiting_s() == 0
+        clock.now_s += 1
+        with health.creating():
+            assert health.waiting_s() == 1
+        assert health.waiting_s() == 0
+    with pytest.raises(StorageUnavailable), health.reading():
+        raise StorageUnavailable("away")
+    clock.now_s += 1
+    assert health.waiting_s() == 0, "nobody waits: so the next one tries"
+
+
+def test_a_store_that_answers_reads_is_slow_and_not_out_of_reach(
+    clock: Clock, health: StoreHealth
+) -> None:
+    """Others open buckets, and it has much to do. One that refuses to create is out of reach."""
+    with health.creating():
+        clock.now_s += 4
+        assert health.failing_s() == 4
+        with health.reading():
+            pass
+        assert health.failing_s() == 0
+    fail(health, StorageUnavailable("read-only"))
+    clock.now_s += 3
+    with health.reading():
+        pass
+    assert health.failing_s() == 3
