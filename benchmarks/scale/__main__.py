@@ -38,10 +38,6 @@ def main() -> int:
         measure = _leads if arguments.what == "leads" else _commits
         for line in measure(arguments, ensemble):
             print(line, flush=True)
-        for one in ensemble.monitor():
-            said = {name: one.get(name) for name in ("znode_count", "watch_count", "max_latency")}
-            print(f"ZooKeeper: {said}", flush=True)
-        print(f"ZooKeeper: {[round(mib) for mib in ensemble.memory_mib()]} MiB resident")
     print(f"{time.monotonic() - began:.0f} s on {os.cpu_count()} cores")
     return 0
 
@@ -54,6 +50,7 @@ def _leads(arguments: argparse.Namespace, ensemble: Ensemble) -> Iterator[str]:
     with closing(Leads(ensemble, _schema(1), arguments.buckets[-1:])) as leads:
         yield from leads.join([most])
         yield from leads.join([rest, *others])
+        yield _monitored(ensemble)
         for count in (*others, most):
             yield from leads.go(count)
 
@@ -71,9 +68,17 @@ def _commits(arguments: argparse.Namespace, ensemble: Ensemble) -> Iterator[str]
             commits = Commits(ensemble, processes)
             for table in leads.tables:
                 yield from commits.measure(table, arguments.seconds)
+            yield _monitored(ensemble)
         finally:
             for process in processes:
                 process.end()
+
+
+def _monitored(ensemble: Ensemble) -> str:
+    names = ("znode_count", "watch_count", "ephemerals_count", "approximate_data_size")
+    [said, *_] = ensemble.monitor()
+    memory = ", ".join(f"{mib:.0f}" for mib in ensemble.memory_mib())
+    return f"ZooKeeper: { ({name: said.get(name) for name in names}) }; {memory} MiB resident"
 
 
 def _schema(columns: int) -> Schema:

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.scale.ensemble import Ensemble
-from benchmarks.scale.owners import Acquire, Commit, Committed, OwnerProcess, Ready, owner_of
+from benchmarks.scale.owners import (
+    Acquire,
+    AcquireAgain,
+    Commit,
+    Committed,
+    OwnerProcess,
+    Ready,
+    owner_of,
+)
 from benchmarks.scale.servers import ask
 from foundation.ids import BucketId
 from locks.catalog.definitions import CatalogTable
@@ -21,6 +29,7 @@ _CUTS = 5
 _FENCED = 3
 # So many at once are enough to see how many commits there can be.
 _AT_ONCE = 16
+_TOGETHER = 20
 
 
 class Commits:
@@ -38,7 +47,6 @@ class Commits:
         last = acquired[-10:]
         yield f"  to acquire, the last of {len(acquired)}: {_median_ms(last)}"
         leaders = self._leaders(table)
-        yield from self._fence(table, leaders)
         sessions = sorted(leaders)
         for process in self._processes:
             process.send(Ready(sessions=sessions))
@@ -46,9 +54,11 @@ class Commits:
         yield f"  to get ready, {len(sessions)} sessions checked: {_median_ms(took)}"
         size = len(encode_record(self._coordinator.locks.read(table).records[owner_of(0)]))
         yield f"  a record: {size:,} bytes"
+        yield from self._fence(table, leaders)
         yield from self._cuts(table, "nobody commits")
         yield from self._commit(len(acquired), seconds, every_s=1.0)
-        yield from self._commit(_AT_ONCE, seconds, every_s=0.0)
+        yield from self._commit(min(_AT_ONCE, len(acquired)), seconds, every_s=0.0)
+        yield from self._acquire_again(_TOGETHER)
 
     def _all(self, process: OwnerProcess, table: CatalogTable) -> list[float]:
         process.send(Acquire(table=table))
@@ -76,6 +86,14 @@ class Commits:
                 ask(addresses[name], "fence", table.table_id, writer, record.columns, keys)
                 took.append(time.monotonic() - began)
         yield f"  to be fenced by one server, of {len(leaders)}: {_median_ms(took)}"
+
+    def _acquire_again(self, owners: int) -> Iterator[str]:
+        """Let some owners start over at once, as all do when a bucket has another leader."""
+        share = min(owners // len(self._processes), len(self._processes[0].numbers))
+        for process in self._processes:
+            process.send(AcquireAgain(owners=share))
+        took = [one for process in self._processes for one in _listed(process.receive())]
+        yield f"  {len(took)} owners acquire again at once: the last after {max(took):.1f} s"
 
     def _cuts(self, table: CatalogTable, when: str) -> Iterator[str]:
         took = []

@@ -5,15 +5,16 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 import numpy as np
 
 from benchmarks.scale.ensemble import resident_mib
-from foundation.errors import TallybookError
+from foundation.errors import TallybookError, Unavailable
 from foundation.ids import BucketId
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.column_lock import ColumnLock
@@ -21,6 +22,7 @@ from locks.coordinator import Coordinator
 from locks.encoding.offsets import Offsets
 from locks.store.zookeeper import ZooKeeperStore
 
+Item = TypeVar("Item")
 _VARIANTS = 4
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -30,6 +32,13 @@ class Acquire:
     """Acquire a lock for each owner, on a column of its own, one after the other."""
 
     table: CatalogTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcquireAgain:
+    """Let so many owners acquire again, all at once: as all do when a leader has moved."""
+
+    owners: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +77,7 @@ class OwnerProcess:
         theirs.close()
         self.memory_mib: float = self._control.recv()
 
-    def send(self, what: Acquire | Ready | Commit) -> None:
+    def send(self, what: Acquire | AcquireAgain | Ready | Commit) -> None:
         """Have all its owners do something."""
         self._control.send(what)
 
@@ -93,6 +102,8 @@ def _own(control: Connection, zookeeper: str, numbers: range) -> None:
             what = control.recv()
             if isinstance(what, Acquire):
                 control.send(owners.acquire(what.table))
+            elif isinstance(what, AcquireAgain):
+                control.send(owners.acquire_again(what.owners))
             elif isinstance(what, Ready):
                 control.send(owners.ready(what.sessions))
             else:
@@ -106,19 +117,40 @@ class _Owners:
     def __init__(self, coordinators: Sequence[Coordinator], numbers: range) -> None:
         self._coordinators = coordinators
         self._numbers = numbers
+        self._table: CatalogTable
         self._locks: list[ColumnLock] = []
         self._ends: list[Offsets] = []
         self._sessions: Sequence[str] = ()
 
     def acquire(self, table: CatalogTable) -> list[float]:
         """Return how long each acquisition took."""
-        self._locks, took = [], []
+        self._table, self._locks, took = table, [], []
         for coordinator, number in zip(self._coordinators, self._numbers, strict=True):
             began = time.monotonic()
             lock = coordinator.locks.acquire(table, owner_of(number), [column_of(number)])
             took.append(time.monotonic() - began)
             self._locks.append(lock)
         self._ends = [_ends(table.definition.buckets, seed) for seed in range(_VARIANTS)]
+        return took
+
+    def acquire_again(self, count: int) -> list[float]:
+        """Return how long each took until its lock was its again."""
+        took: list[float] = []
+        began = time.monotonic()
+
+        def run(number: int) -> None:
+            coordinator, lock = self._coordinators[number], self._locks[number]
+            while True:
+                try:
+                    coordinator.locks.acquire(
+                        self._table, lock.owner, lock.columns, only_epoch=lock.epoch
+                    )
+                except Unavailable:  # Others were faster, for half a minute.
+                    continue
+                took.append(time.monotonic() - began)
+                return
+
+        _run_all(run, range(count))
         return took
 
     def ready(self, sessions: Sequence[str]) -> list[float]:
@@ -150,14 +182,17 @@ class _Owners:
                 took.append(time.monotonic() - began)
                 due_s = max(due_s + wanted.every_s, time.monotonic())
 
-        threads = [
-            threading.Thread(target=run, args=(one,)) for one in self._locks[: wanted.owners]
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _run_all(run, self._locks[: wanted.owners])
         return Committed(seconds=took, cpu_s=time.process_time() - cpu_s, failed=failed)
+
+
+def _run_all(run: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Run it for all items at once, a thread for each."""
+    threads = [threading.Thread(target=run, args=(item,)) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def owner_of(number: int) -> str:
