@@ -16,6 +16,7 @@ from foundation.errors import SessionLost, TallybookError
 from foundation.failpoints import hit
 from foundation.ids import BucketId, LeadKey
 from locks.catalog.definitions import CatalogTable
+from locks.cluster.leaders import AT_ONCE
 from locks.cluster.picture import ClusterPicture
 from locks.cluster.placement import place
 from locks.cluster.servers import Members, Server
@@ -245,9 +246,11 @@ class Leadership:
         holders = self._coordinator.leaders.holders(missing) if missing else {}
         taken = [key for key in missing if holders.get(key) == self._server.name]
         free = [key for key in missing if key not in holders]
-        if free:
-            taken += self._coordinator.leaders.take(self._server, free)
+        for first in range(0, len(free), AT_ONCE):
+            taken += self._coordinator.leaders.take(self._server, free[first : first + AT_ONCE])
             hit("leadership.taken")
+            if self._worth_looking.is_set():  # Others have come, perhaps, and the rest is theirs.
+                break
         settled = self._unsettled_s() == 0
         held = {}
         for key, name in holders.items():
