@@ -57,6 +57,8 @@ class Leads:
         joining = [ServerProcess(self._ensemble.address, count) for count in counts]
         self._processes += [process.joined() for process in joining]
         joined_s = time.monotonic() - began
+        for process in joining:
+            process.lead()
         self._wait_until_led()
         led_s = time.monotonic() - began
         self._wait_until_quiet()

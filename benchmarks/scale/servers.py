@@ -41,7 +41,7 @@ class ServerProcess:
     """So many simulated servers in a process of their own."""
 
     def __init__(self, zookeeper: str, count: int) -> None:
-        """Start the process, and have its servers join, one after the other; wait for `joined`."""
+        """Start the process, and have its servers join; they lead nothing before `lead`."""
         self.count = count
         self._control, theirs = _SPAWN.Pipe()
         self._process = _SPAWN.Process(target=_serve, args=(theirs, zookeeper, count), daemon=True)
@@ -53,6 +53,10 @@ class ServerProcess:
         """Wait until all its servers have joined."""
         self.memory_before_mib = self._control.recv()
         return self
+
+    def lead(self) -> None:
+        """Let all its servers look what is to be led."""
+        self._control.send("lead")
 
     def status(self) -> ProcessStatus:
         """Return how it is getting on."""
@@ -111,15 +115,19 @@ def _serve(control: Connection, zookeeper: str, count: int) -> None:
             store = ZooKeeperStore(zookeeper)
             return SimulatedServer(
                 store, f"127.0.0.1:{port}:{number}", SocketPeers(), heartbeat=Heartbeat(store)
-            ).start()
+            )
 
         threading.Thread(target=_listen, args=(listener, servers), daemon=True).start()
         with ThreadPoolExecutor(_JOIN_AT_ONCE) as pool:
             servers.extend(pool.map(join, range(count)))
         control.send(before_mib)
         with suppress(EOFError):
-            while control.recv():
-                control.send(_status(servers))
+            while True:
+                if control.recv() == "status":
+                    control.send(_status(servers))
+                    continue
+                for server in servers:
+                    server.start()
     os._exit(0)  # Hundreds of threads: there is nothing to wait for.
 
 

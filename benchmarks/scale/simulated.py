@@ -32,6 +32,7 @@ from server.tablet.standing_aside import StandingAside
 from server.tablet.store_health import StoreHealth
 
 logger = logging.getLogger(__name__)
+logger.setLevel(logging.ERROR)  # A move that is put off is a warning.
 
 
 class NoData:
@@ -147,7 +148,7 @@ class SimulatedServer:
         try:
             self.leadership.run()
         except TallybookError as exc:
-            logger.warning("%s has left: %s", self.address, exc)
+            logger.error("%s has left: %s", self.address, exc)
 
     # --- What writers ask, as the service of a server answers it ----------------------------------
 

@@ -193,7 +193,8 @@ class Leadership:
 
     def _place(self, members: Members) -> _Placed:
         """Return all buckets of all tables, and which of them this server should have."""
-        buckets, ours, addresses = {}, set(), _addresses(members)
+        buckets, addresses = {}, _addresses(members)
+        ours: set[LeadKey] = set()
         for defined in self._picture.tables.values():
             table = self._known(defined)
             partitions: Collection[int] = (0,)
