@@ -12,15 +12,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import pyarrow as pa
-
 from benchmarks.scale.commits import Commits
 from benchmarks.scale.ensemble import Ensemble
 from benchmarks.scale.leads import Leads
-from benchmarks.scale.owners import OwnerProcess, column_of
-from merge_engine.schema.builder import SchemaBuilder
-from merge_engine.schema.schema import Schema
-from tallybook import AggFunction
+from benchmarks.scale.owners import OwnerProcess
 
 # Beside the code, on a real disk: a `/tmp` in memory would make syncs free.
 _BUILD = Path(__file__).parent.parent.parent / "build"
@@ -47,7 +42,7 @@ def _leads(arguments: argparse.Namespace, ensemble: Ensemble) -> Iterator[str]:
     rest = arguments.servers - most - sum(others)
     if rest <= 0:
         raise SystemExit("some servers have to stay: fewer of them can go")
-    with closing(Leads(ensemble, _schema(1), arguments.buckets[-1:])) as leads:
+    with closing(Leads(ensemble, arguments.buckets[-1:])) as leads:
         yield from leads.join([most])
         yield from leads.join([rest, *others])
         yield _monitored(ensemble)
@@ -58,7 +53,7 @@ def _leads(arguments: argparse.Namespace, ensemble: Ensemble) -> Iterator[str]:
 def _commits(arguments: argparse.Namespace, ensemble: Ensemble) -> Iterator[str]:
     half, count = arguments.owners // 2, arguments.owners
     half_of_them = arguments.servers // 2
-    with closing(Leads(ensemble, _schema(count), arguments.buckets)) as leads:
+    with closing(Leads(ensemble, arguments.buckets, owners=count)) as leads:
         yield from leads.join([half_of_them, arguments.servers - half_of_them], costs=False)
         processes = [
             OwnerProcess(ensemble.address, part) for part in (range(half), range(half, count))
@@ -79,13 +74,6 @@ def _monitored(ensemble: Ensemble) -> str:
     [said, *_] = ensemble.monitor()
     memory = ", ".join(f"{mib:.0f}" for mib in ensemble.memory_mib())
     return f"ZooKeeper: { ({name: said.get(name) for name in names}) }; {memory} MiB resident"
-
-
-def _schema(columns: int) -> Schema:
-    builder = SchemaBuilder().column("id", pa.int64())
-    for number in range(columns):
-        builder = builder.agg_column(column_of(number), pa.int64(), AggFunction.SUM)
-    return builder.primary_key("id").build()
 
 
 def _arguments() -> argparse.Namespace:

@@ -8,14 +8,20 @@ killed.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
+
+import pyarrow as pa
 
 from benchmarks.scale.counting import Counts
 from benchmarks.scale.ensemble import Ensemble
+from benchmarks.scale.owners import column_of
 from benchmarks.scale.servers import ProcessStatus, ServerProcess, total
+from locks.catalog.definitions import TableDefinition
 from locks.coordinator import Coordinator
 from locks.store.zookeeper import ZooKeeperStore
-from merge_engine.schema.schema import Schema
+from merge_engine.schema.builder import SchemaBuilder
 from server.protocol.definitions import define
+from tallybook import AggFunction
 
 _DEADLINE_S = 120.0
 _POLL_S = 0.05
@@ -26,17 +32,15 @@ _CHANGE_S = 1.5
 class Leads:
     """Tables without data on simulated servers."""
 
-    def __init__(self, ensemble: Ensemble, schema: Schema, buckets: Sequence[int]) -> None:
-        """Create a table for each number of buckets."""
+    def __init__(self, ensemble: Ensemble, buckets: Sequence[int], owners: int = 1) -> None:
+        """Create a table for each number of buckets, with a column for each owner."""
         self._ensemble = ensemble
         self._processes: list[ServerProcess] = []
         self._store = ZooKeeperStore(ensemble.address)
         self._coordinator = Coordinator(self._store)
         self._buckets = sum(buckets)
         self.tables = [
-            self._coordinator.tables.create(
-                f"with-{count}", define(schema, count, column_locks=True, options={})
-            )
+            self._coordinator.tables.create(f"with-{count}", _definition(count, owners))
             for count in buckets
         ]
 
@@ -140,6 +144,20 @@ class Leads:
                 return
             seen = asked
             time.sleep(_QUIET_S)
+
+
+def _definition(buckets: int, owners: int) -> TableDefinition:
+    """Return the definition of a table; of its columns, only the locks know that they exist."""
+    schema = (
+        SchemaBuilder()
+        .column("id", pa.int64())
+        .agg_column(column_of(0), pa.int64(), AggFunction.SUM)
+        .primary_key("id")
+        .build()
+    )
+    columns = {column_of(number): 2 + number for number in range(owners)}
+    definition = define(schema, buckets, column_locks=True, options={})
+    return replace(definition, columns=columns)
 
 
 def _each(counts: Counts, servers: int) -> str:

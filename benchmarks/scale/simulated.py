@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -103,13 +104,19 @@ class SimulatedServer:
         config: HandOverConfig | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        """Join; whoever made it lets it look, or has it `start` to do so by itself."""
+        """Join. It leads nothing, and watches nothing, before it is told to."""
         self.store = CountingStore(store)
         self.address = address
         self.coordinator = Coordinator(self.store)
-        self._heartbeat = heartbeat
         self.server = self.coordinator.servers.register(address)
         self.hosting = NoDataHosting()
+        self._peers = peers
+        self._config = config or HandOverConfig()
+        self._heartbeat = heartbeat
+
+    @cached_property
+    def leadership(self) -> Leadership:
+        """Its leads; who first asks for them lets it watch the cluster."""
         complaints = Complaints(logger)
         aside = StandingAside(
             self.coordinator.servers,
@@ -119,23 +126,21 @@ class SimulatedServer:
             probe=lambda: None,
             unable_after_s=60.0,
         )
-        self.leadership = Leadership(
+        return Leadership(
             self.coordinator,
             self.server,
             self.hosting,
-            peers=peers,
+            peers=self._peers,
             aside=aside,
-            config=config or HandOverConfig(),
+            config=self._config,
             complaints=complaints,
         )
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> "SimulatedServer":
+    def start(self) -> None:
         """Tell ZooKeeper that it lives, and look what is to be led, until it is closed."""
         if self._heartbeat is not None:
             self._heartbeat.start()
-        self._thread.start()
-        return self
+        threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
         """End the session; its leads go with it."""
