@@ -2,7 +2,7 @@
 
 heartbeat  until when a session is certainly alive, and what time ZooKeeper has
 leaders    which server leads which bucket: who should, and who does
+picture    what a tablet server knows of its cluster, read where it changed
 placement  which server should lead which bucket
 servers    the live tablet servers, in ZooKeeper
-watch      a watch of all that decides what a tablet server has to do
 """

@@ -23,6 +23,10 @@ from locks.store.retrying import retried
 AT_ONCE = 200
 
 
+class _Contended(Exception):
+    """Others take some of the same buckets, at the same time."""
+
+
 class Leaders:
     """Takes and gives up leads, and tells who has them. Safe for threads."""
 
@@ -68,14 +72,27 @@ class Leaders:
         return self._holders(list(map(_parse, self._store.children(LEADERS))))
 
     def _take(self, server: Server, keys: Sequence[LeadKey]) -> list[LeadKey]:
+        """Take them in one transaction or, if others want them too, in smaller ones.
+
+        A transaction fails as a whole. Many servers that want what many others want would fail
+        for each other, all the time; of two halves, one mostly succeeds, and a single one always
+        comes to an end.
+        """
+        try:
+            return self._take_at_once(server, keys)
+        except _Contended:
+            half = len(keys) // 2
+            return [*self._take(server, keys[:half]), *self._take(server, keys[half:])]
+
+    def _take_at_once(self, server: Server, keys: Sequence[LeadKey]) -> list[LeadKey]:
         session, name = server_path(server.name), frame_text(server.name)
         # At first it is supposed that nobody leads any of them: mostly so, and one request.
-        first = True
+        attempts = 0
 
         def attempt() -> list[LeadKey]:
-            nonlocal first
-            holders = {} if first else self._holders(keys)
-            first = False
+            nonlocal attempts
+            attempts += 1
+            holders = {} if attempts == 1 else self._holders(keys)
             free = [key for key in keys if key not in holders]
             if free:
                 creations = [Create(_path(key), name, ephemeral=True) for key in free]
@@ -87,6 +104,8 @@ class Leaders:
                             f"server {server.address} is not registered, or its session "
                             f"{server.name} is gone; connect and register again"
                         ) from exc
+                    if attempts > 1 and len(keys) > 1:
+                        raise _Contended from exc
                     raise
             return [key for key in keys if holders.get(key, server.name) == server.name]
 
@@ -103,6 +122,9 @@ class Leaders:
         retried(self._store, self._deadline_s, attempt)
 
     def _holders(self, keys: Sequence[LeadKey]) -> dict[LeadKey, str]:
+        if len(keys) > AT_ONCE:  # Most may be free, of a cluster that starts: one listing says so.
+            led = set(self._store.children(LEADERS))
+            keys = [key for key in keys if str(key) in led]
         nodes = self._store.read_many([_path(key) for key in keys])
         return {
             key: read_text(_path(key), node.data)

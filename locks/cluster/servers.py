@@ -54,6 +54,8 @@ class Servers:
     def __init__(self, store: CoordinationStore, deadline_s: float) -> None:
         self._store = store
         self._deadline_s = deadline_s
+        # What a session's node says never changes, so it is read once, however many look.
+        self._addresses: dict[str, str] = {}
 
     def register(self, address: str) -> Server:
         """Announce a live tablet server, for as long as the store's session lasts."""
@@ -101,8 +103,12 @@ class Servers:
     def all(self) -> list[Server]:
         """Return the live tablet servers, by the names of their sessions."""
         self._store.sync()
-        found = self._texts([server_path(name) for name in self._store.children(SERVERS)])
-        return [Server(name=_name(path), address=address) for path, address in found.items()]
+        names, known = self._store.children(SERVERS), self._addresses
+        found = self._texts([server_path(name) for name in names if name not in known])
+        met = {_name(path): address for path, address in found.items()}
+        known = {name: at for name in names if (at := known.get(name) or met.get(name))}
+        self._addresses = known
+        return [Server(name=name, address=address) for name, address in known.items()]
 
     def members(self) -> Members:
         """Return the live tablet servers, and which of them stand aside."""

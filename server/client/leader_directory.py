@@ -22,6 +22,9 @@ class LeaderDirectory:
         self._coordinator = coordinator
         self._lock = threading.Lock()
         self._addresses: tuple[str, ...] | None = None
+        # By table, partition and its number of buckets: to compare all addresses for each of ten
+        # thousand buckets would take longer than the calls themselves.
+        self._placed: dict[tuple[int, int, int], tuple[str, ...]] = {}
         self._found: dict[LeadKey, str] = {}
         self._doubted: set[LeadKey] = set()
 
@@ -39,8 +42,15 @@ class LeaderDirectory:
             addresses = self.refresh()
         if not addresses:
             raise ServerUnavailable("no tablet server is running; start one")
-        table_id, (partition, number) = key
-        return place(table_id, partition, buckets, addresses)[number]
+        return self._place(key, buckets, addresses)[key.bucket.number]
+
+    def _place(self, key: LeadKey, buckets: int, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        which = (key.table_id, key.bucket.partition, buckets)
+        with self._lock:
+            kept = self._placed if self._addresses is addresses else {}
+        if which not in kept:
+            kept[which] = place(key.table_id, key.bucket.partition, buckets, addresses)
+        return kept[which]
 
     def doubt(self, keys: Iterable[LeadKey]) -> None:
         """Look again before the next call to these: for whoever gave one up and does not wait."""
@@ -54,7 +64,7 @@ class LeaderDirectory:
         addresses = tuple(sorted({server.address for server in members.candidates}))
         live = {server.address for server in members.live}
         with self._lock:
-            self._addresses = addresses
+            self._addresses, self._placed = addresses, {}
             # What was found is kept while its server lives; what was refused is not.
             kept = {key: at for key, at in self._found.items() if at in live}
             for key in keys:

@@ -9,14 +9,17 @@ has warmed up and asks for it, or when there is nobody to wait for: until then i
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from foundation.errors import SessionLost, TallybookError, UnknownTable
+from foundation.errors import SessionLost, TallybookError
 from foundation.failpoints import hit
 from foundation.ids import BucketId, LeadKey
+from locks.catalog.definitions import CatalogTable
+from locks.cluster.leaders import AT_ONCE
+from locks.cluster.picture import ClusterPicture
 from locks.cluster.placement import place
 from locks.cluster.servers import Members, Server
-from locks.cluster.watch import ClusterWatch
 from locks.coordinator import Coordinator
 from server.protocol.definitions import ClusterTable
 from server.tablet.complaints import Complaints
@@ -28,10 +31,23 @@ from server.tablet.standing_aside import StandingAside
 
 logger = logging.getLogger(__name__)
 
-# Watches say when to look again; this is for what they cannot tell, such as a disk with room again.
+# Watches say when to look again; this is for what they cannot tell, such as a disk with room again,
+# or a lead that its server gave up. ZooKeeper is asked then only for what is missing here.
 _LOOK_AGAIN_S = 1.0
 _CLOSE_DEADLINE_S = 5.0
 _WAIT_S = 0.1
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """How many buckets there are, by table and partition; and those that a server should have."""
+
+    buckets: Mapping[tuple[int, int], int]
+    ours: frozenset[LeadKey]
+
+    def exists(self, key: LeadKey) -> bool:
+        """Whether there is such a bucket."""
+        return key.bucket.number < self.buckets.get((key.table_id, key.bucket.partition), 0)
 
 
 class Leadership:
@@ -58,6 +74,9 @@ class Leadership:
         self._openings = Openings(coordinator, server, hosting, peers, complaints, clock_s=clock_s)
         self._members = Members(live=())
         self._members_since_s = clock_s()
+        self._tables: dict[int, ClusterTable] = {}
+        # As it was at the last look; None: something has changed since.
+        self._placed: _Placed | None = None
         # Being handed over; and ended here, while their nodes are still ours: ZooKeeper was away.
         self._handing: set[LeadKey] = set()
         self._owed: set[LeadKey] = set()
@@ -67,7 +86,9 @@ class Leadership:
         self._reconciling = threading.RLock()
         self._changed = threading.Condition()
         self._closing: list[threading.Thread] = []
-        ClusterWatch(coordinator.store, self._worth_looking.set)
+        self._picture = ClusterPicture(
+            coordinator.store, coordinator.servers, self._worth_looking.set, clock_s=clock_s
+        )
 
     # --- From the first look to the last ----------------------------------------------------------
 
@@ -133,21 +154,26 @@ class Leadership:
         with self._reconciling:
             if self._stopping:
                 return
-            tables = [ClusterTable(table) for table in self._coordinator.tables.all()]
-            for table in tables:
-                self._hosting.set_table(table)
-            members = self._coordinator.servers.members()
+            if self._picture.look():
+                self._placed = None
+            members = self._picture.members
             if self._server not in members.live:  # Nobody would ever give it a bucket again.
                 raise SessionLost(f"the node of session {self._server.name} is gone; join again")
             self._note(members)
             self._aside.look(members)
-            leaders = self._who_should_lead(tables, _addresses(members))
-            self._let_go(leaders)
-            self._hosting.forget_tables(table.table_id for table in tables)
-            mine = [key for key, at in leaders.items() if at == self._server.address]
-            self._want(sorted(set(mine).difference(self._hosting.led(), self._handing)))
+            placed = self._placed
+            if placed is None:
+                placed = self._placed = self._place(members)
+            self._let_go(placed)
+            self._forget(self._picture.tables)
+            self._want(sorted(placed.ours.difference(self._hosting.led(), self._handing)))
         with self._changed:
             self._changed.notify_all()
+
+    def _forget(self, existing: Collection[int]) -> None:
+        """Let go of the definitions of all other tables; their buckets have ended."""
+        self._tables = {number: one for number, one in self._tables.items() if number in existing}
+        self._hosting.forget_tables(existing)
 
     def _note(self, members: Members) -> None:
         """Remember who is there, and since when nobody has come or gone."""
@@ -165,32 +191,42 @@ class Leadership:
     def _until_next_look_s(self) -> float:
         return min(_LOOK_AGAIN_S, self._unsettled_s() or _LOOK_AGAIN_S)
 
-    def _who_should_lead(
-        self, tables: Sequence[ClusterTable], addresses: Sequence[str]
-    ) -> dict[LeadKey, str]:
-        """Return all buckets of all tables, with the address of the server that should have it."""
-        leaders = {}
-        for table in tables:
+    def _place(self, members: Members) -> _Placed:
+        """Return all buckets of all tables, and which of them this server should have."""
+        buckets, addresses = {}, _addresses(members)
+        ours: set[LeadKey] = set()
+        for defined in self._picture.tables.values():
+            table = self._known(defined)
             partitions: Collection[int] = (0,)
             if table.schema.partition_by:
-                try:
-                    partitions = self._coordinator.partitions.ids(table.table).values()
-                except UnknownTable:  # Dropped since it was listed.
-                    continue
+                partitions = self._picture.partitions[table.table_id]
             for partition in partitions:
+                buckets[table.table_id, partition] = table.buckets
                 placed = place(table.table_id, partition, table.buckets, addresses)
-                for number, address in enumerate(placed):
-                    leaders[LeadKey(table.table_id, BucketId(partition, number))] = address
-        return leaders
+                ours.update(
+                    LeadKey(table.table_id, BucketId(partition, number))
+                    for number, address in enumerate(placed)
+                    if address == self._server.address
+                )
+        return _Placed(buckets, frozenset(ours))
 
-    def _let_go(self, existing: Collection[LeadKey]) -> None:
+    def _known(self, defined: CatalogTable) -> ClusterTable:
+        """Return a table that was read, and let all its buckets know of it."""
+        table = self._tables.get(defined.table_id)
+        if table is None or table.table is not defined:
+            table = ClusterTable(defined)
+            self._hosting.set_table(table)
+            self._tables[defined.table_id] = table
+        return table
+
+    def _let_go(self, placed: _Placed) -> None:
         """End what was dropped, and what another leader is known to have taken.
 
         Nothing else: that another server should have a bucket is for that one to say.
         """
         gone = self._owed - self._handing
         for key, led in self._hosting.led().items():
-            dropped = key not in existing
+            dropped = not placed.exists(key)
             if not (dropped or led.bucket.deposed) or not self._openings.claim(key):
                 continue
             end = self._hosting.drop if dropped else self._hosting.close
@@ -211,9 +247,11 @@ class Leadership:
         holders = self._coordinator.leaders.holders(missing) if missing else {}
         taken = [key for key in missing if holders.get(key) == self._server.name]
         free = [key for key in missing if key not in holders]
-        if free:
-            taken += self._coordinator.leaders.take(self._server, free)
+        for first in range(0, len(free), AT_ONCE):
+            taken += self._coordinator.leaders.take(self._server, free[first : first + AT_ONCE])
             hit("leadership.taken")
+            if self._worth_looking.is_set():  # Others have come, perhaps, and the rest is theirs.
+                break
         settled = self._unsettled_s() == 0
         held = {}
         for key, name in holders.items():

@@ -6,10 +6,9 @@ from functools import partial
 
 import pytest
 
-from foundation.errors import SessionLost, UnknownTable
-from foundation.ids import BucketId, LeadKey
+from foundation.errors import SessionLost
 from locks.catalog.definitions import FORMATS, CatalogTable
-from locks.cluster.watch import ClusterWatch
+from locks.cluster.picture import ClusterPicture
 from locks.coordinator import Coordinator
 from locks.encoding.framing import Reader, frame_document
 from locks.store.base import ANY_VERSION, Create, Write
@@ -130,13 +129,14 @@ def test_reads_that_are_cut_off_are_sent_again(zookeeper: EmbeddedZooKeeper) -> 
 
 
 class Follower:
-    """Reads the whole cluster again when it is told to, and never otherwise."""
+    """Looks at the cluster when it is told to, and never otherwise."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
         self._told = threading.Event()
-        self._seen: object = None
-        ClusterWatch(coordinator.store, self._told.set)
+        # Its clock stands still: it never reads all again of itself.
+        self._picture = ClusterPicture(
+            coordinator.store, coordinator.servers, self._told.set, clock_s=lambda: 0.0
+        )
 
     def follow(self, truth: Coordinator) -> None:
         """Wait until it has been told to look at what there is."""
@@ -146,19 +146,17 @@ class Follower:
     def _look_if_told(self) -> object:
         if self._told.is_set():
             self._told.clear()
-            self._seen = state_of(self._coordinator)
-        return self._seen
+            self._picture.look()
+        picture = self._picture
+        return picture.members, sorted(picture.tables.items()), picture.partitions
 
 
 def state_of(coordinator: Coordinator) -> object:
-    tables = coordinator.tables.all()
-    partitions = {}
-    for one in tables:
-        try:
-            partitions[one.name] = coordinator.partitions.ids(one)
-        except UnknownTable:
-            continue
-    return coordinator.servers.all(), tables, partitions, coordinator.leaders.all()
+    tables = [(one.table_id, one) for one in coordinator.tables.all()]
+    partitions = {
+        number: frozenset(coordinator.partitions.ids(one).values()) for number, one in tables
+    }
+    return coordinator.servers.members(), tables, partitions
 
 
 def test_who_looks_again_when_told_sees_all_that_matters(
@@ -173,12 +171,10 @@ def test_who_looks_again_when_told_sees_all_that_matters(
     acting = cluster.coordinator()
     server = acting.servers.register("127.0.0.1:1")
     follows()
-    key = LeadKey(table.table_id, BucketId(0, 0))
-    for _ in range(2):
-        acting.leaders.take(server, [key])
-        follows()
-        acting.leaders.give_up(server, [key])
-        follows()
+    acting.servers.stand_aside(server, "it is leaving")
+    follows()
+    acting.servers.come_back(server)
+    follows()
     late = acting.tables.create("late", DEFINITION)
     follows()
     for one in (table, late):
@@ -197,11 +193,8 @@ def test_who_looks_again_when_told_sees_all_that_matters(
     follows()
     acting.partitions.create(again, b"x")
     follows()
-    acting.leaders.take(server, [key])
-    follows()
     acting.store.close()
     follows()
-    assert coordinator.leaders.all() == {}
 
 
 def test_nobody_is_told_of_what_a_writer_does(
@@ -210,16 +203,17 @@ def test_nobody_is_told_of_what_a_writer_does(
     """A commit is no change of the cluster: it would wake every server, many times a second."""
     calls: list[None] = []
     watching = cluster.coordinator()
-    ClusterWatch(watching.store, lambda: calls.append(None))
-    # At once for servers, those that stand aside, leaders and tables, then for the table's
-    # definition and partitions.
-    wait_until(lambda: len(calls) == 6, "the table to be watched")
+    picture = ClusterPicture(watching.store, watching.servers, lambda: calls.append(None))
+    picture.look()
+    # At once for servers, those that stand aside and tables, then for the table's definition and
+    # partitions.
+    assert len(calls) == 5
     lock = ready(coordinator, table, "etl-1", "orders")
     for batch in range(3):
         lock.commit(batch, LATER, [])
     lock.release()
     watching.store.sync()
-    assert len(calls) == 6
+    assert len(calls) == 5
 
 
 def test_tables_that_appear_all_at_once_are_all_watched(

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+import xxhash
 
 from locks.cluster.placement import place
 
@@ -52,3 +53,28 @@ def test_the_choice_is_the_same_in_every_process_and_release() -> None:
     """Servers of two releases must agree, or they would hand buckets back and forth for ever."""
     placed = place(1, 2, 8, SERVERS)
     assert [SERVERS.index(server) + 1 for server in placed] == [1, 2, 3, 2, 3, 1, 4, 4]
+
+
+def test_it_is_what_the_rule_says_bucket_by_bucket() -> None:
+    """The rule in plain Python: 0.8 s of processor time for 10,000 buckets on 200 servers."""
+    for servers in (1, 2, 3, 7, 16, 40):
+        names = sorted(f"10.0.{servers}.{number}:7070" for number in range(servers))
+        for buckets in (1, 2, 5, 16, 40, 100, 333):
+            assert place(servers, buckets, buckets, names) == by_rule(
+                servers, buckets, buckets, names
+            )
+
+
+def by_rule(table_id: int, partition: int, buckets: int, servers: list[str]) -> tuple[str, ...]:
+    share, larger_shares = divmod(buckets, len(servers))
+    load: Counter[str] = Counter()
+    placed = []
+    for number in range(buckets):
+        bucket = f"{table_id}-{partition}-{number} "
+        most = share + (larger_shares > 0)
+        free = [server for server in servers if load[server] < most]
+        best = max(free, key=lambda server: xxhash.xxh3_64_intdigest(f"{bucket}{server}".encode()))
+        load[best] += 1
+        larger_shares -= load[best] > share
+        placed.append(best)
+    return tuple(placed)

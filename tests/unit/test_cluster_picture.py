@@ -1,0 +1,102 @@
+"""What a server knows of its cluster: read where it changed, and never less than there is."""
+
+from collections.abc import Callable
+
+import pytest
+
+from foundation.errors import Unavailable
+from locks.cluster.picture import READ_ALL_AGAIN_S, ClusterPicture
+from locks.coordinator import Coordinator
+from locks.store.memory import MemoryCoordination
+from tests.support.coordinators import DEFINITION
+
+
+class Scene:
+    """A coordinator that acts, and a picture of what it does, in another session."""
+
+    def __init__(self) -> None:
+        memory = MemoryCoordination()
+        self.acting = Coordinator(memory.connect())
+        self.looking = Coordinator(memory.connect())
+        self.now_s = 0.0
+        self.picture = ClusterPicture(
+            self.looking.store, self.looking.servers, lambda: None, clock_s=lambda: self.now_s
+        )
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_while_nothing_changes_nothing_is_read(scene: Scene) -> None:
+    scene.acting.tables.create("a", DEFINITION)
+    assert scene.picture.look()
+    assert not scene.picture.look()
+    scene.acting.servers.register("127.0.0.1:1")
+    assert scene.picture.look()
+    assert not scene.picture.look()
+
+
+def test_all_is_read_again_after_a_while_whatever_watches_said(scene: Scene) -> None:
+    scene.picture.look()
+    scene.looking.store._shared.watches.clear()  # type: ignore[attr-defined]
+    table = scene.acting.tables.create("a", DEFINITION)
+    server = scene.acting.servers.register("127.0.0.1:1")
+    scene.now_s = READ_ALL_AGAIN_S - 0.1
+    assert not scene.picture.look()
+    scene.now_s = READ_ALL_AGAIN_S
+    assert scene.picture.look()
+    assert scene.picture.tables == {table.table_id: table}
+    assert scene.picture.members.live == [server]
+
+
+@pytest.mark.parametrize("fails", ["sync", "children", "read_many"])
+def test_what_could_not_be_read_is_read_the_next_time(
+    scene: Scene, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.picture.look()
+    table = scene.acting.tables.create("a", DEFINITION)
+    partition = scene.acting.partitions.create(table, b"x")
+    server = scene.acting.servers.register("127.0.0.1:1")
+    calls = 0
+    while True:  # Let the first such call fail, then the second, and so on.
+        with monkeypatch.context() as patched:
+            patched.setattr(scene.looking.store, fails, failing(scene, fails, calls))
+            calls += 1
+            try:
+                scene.picture.look()
+                break
+            except Unavailable:
+                continue
+    assert calls > 1
+    assert scene.picture.tables == {table.table_id: table}
+    assert scene.picture.partitions == {table.table_id: frozenset({partition})}
+    assert scene.picture.members.live == [server]
+
+
+def failing(scene: Scene, name: str, succeed: int) -> Callable[..., object]:
+    """Return a call of the store that succeeds so many times, and then fails."""
+    real: Callable[..., object] = getattr(scene.looking.store, name)
+    left = succeed
+
+    def call(*arguments: object) -> object:
+        nonlocal left
+        if not left:
+            raise Unavailable("ZooKeeper is away")
+        left -= 1
+        return real(*arguments)
+
+    return call
+
+
+def test_a_dropped_table_is_no_longer_in_it_and_one_of_its_name_is_another(scene: Scene) -> None:
+    table = scene.acting.tables.create("a", DEFINITION)
+    scene.picture.look()
+    scene.acting.drop_table(table)
+    scene.picture.look()
+    assert scene.picture.tables == {}
+    assert scene.picture.partitions == {}
+    again = scene.acting.tables.create("a", DEFINITION)
+    scene.picture.look()
+    assert list(scene.picture.tables) == [again.table_id] != [table.table_id]
