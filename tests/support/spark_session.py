@@ -1,7 +1,6 @@
 """A Spark session for tests: small, on loopback, and silent."""
 
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -64,10 +63,7 @@ def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
         settings |= {key.replace("_", "."): str(value) for key, value in conf.items()}
         # The workers must run the interpreter of the tests, and Spark must not look up host names.
         address = settings["spark.driver.bindAddress"]
-        python = (
-            _python(Path(directory, "python")) if master.startswith("local") else sys.executable
-        )
-        environment = {"SPARK_LOCAL_IP": address, "PYSPARK_PYTHON": python}
+        environment = {"SPARK_LOCAL_IP": address, "PYSPARK_PYTHON": sys.executable}
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:
@@ -84,15 +80,3 @@ def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-
-
-def _python(script: Path) -> str:
-    """Return a Python for workers of this machine that are there in half the time.
-
-    Spark lets its workers import PySpark from an archive of sources, which each of them would
-    compile: they take what is installed, and compiled, instead.
-    """
-    path = shlex.quote(os.environ.get("PYTHONPATH", ""))
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {shlex.quote(sys.executable)} "$@"\n')
-    script.chmod(0o755)
-    return str(script)
