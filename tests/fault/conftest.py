@@ -17,15 +17,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Cluster]:
-    """Connect to the cluster, all of whose servers run.
-
-    It has no tables: servers that are killed would open those of all tests before again.
-    """
+    """Connect to the cluster, all of whose servers run."""
     for server in cluster.servers:
         if not server.alive:
             server.start()
     cluster.wait_until_joined()
     with client_of(cluster) as connected:
-        for name in connected.list_tables():
-            connected.drop_table(name, force=True)
         yield connected
