@@ -7,6 +7,8 @@ INSTALLED := $(VENV)/.installed
 PEERS := $(VENV)/.peers
 CLASSES := $(VENV)/spark-classes.jsa
 export SPARK_LOCAL_IP := 127.0.0.1
+# Tests start Python some thousand times: what it has compiled is kept, wherever containers say no.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo first test test-unit test-fault test-hosts chaos spec lint format bench bench-quick bench-latency clean

@@ -3,6 +3,7 @@
 Nothing is started here: no server, no Spark, no ZooKeeper.
 """
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from merge_engine.schema.schema import Schema
 from merge_engine.storage.objects import LocalStorage, ObjectStorage
 from merge_engine.working_set.memory import Memory
 from recovery.embedded.table import Table
+from tests.support.examples import examples
 from tests.support.java_classes import be_fast
 from tests.support.temporary_files import in_memory
 
@@ -43,11 +45,21 @@ in_memory()
 
 # No explanations: below Python 3.12 they trace every line, and a failure takes an hour to be told.
 settings.register_profile(
-    "default", deadline=None, print_blob=True, phases=set(Phase) - {Phase.explain}
+    "default",
+    max_examples=examples(40, per=4),
+    deadline=None,
+    print_blob=True,
+    phases=set(Phase) - {Phase.explain},
 )
 # The same examples each time: what is new is found by `make test` and `make test-fault`.
-settings.register_profile("ci", settings.get_profile("default"), max_examples=40, derandomize=True)
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage leave thousands of tests alone: they stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def schema_of(**columns: tuple[pa.DataType, str]) -> Schema:

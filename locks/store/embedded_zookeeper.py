@@ -19,6 +19,8 @@ _TICK_MS = 500
 # Of PySpark's jars, what these begin with: to look through all of them would take as long again.
 _JARS = ("zookeeper", "netty", "slf4j", "log4j", "metrics-core", "snappy", "commons")
 _PORTS_TO_TRY = 3
+# It has little to do, and seldom for long: so it is there sooner, and takes less of the machine.
+_JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
 
 
 class EmbeddedZooKeeper:
@@ -56,7 +58,7 @@ class EmbeddedZooKeeper:
         """Start the server and wait until it answers; on the same port again after a restart."""
         if self._process is not None:
             raise ServerNotStarted(f"the embedded ZooKeeper runs already, on {self.address}")
-        command = [find_java(), "-Xmx256m", "-cp", find_jars(), MAIN_CLASS]
+        command = [find_java(), *_JVM, "-cp", find_jars(), MAIN_CLASS]
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._port is not None:
             self._start(command)

@@ -8,8 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,20 +17,20 @@ import pytest
 
 import locks
 import recovery
-from foundation.failpoints import ENVIRONMENT_VARIABLE
 from recovery.embedded.table import Table
 from recovery.writer.rows import Rows
 from tests.fault.embedded_writer import (
     BUCKETS,
+    main,
     rows_of,
     table_schema,
     with_small_parts,
     writer_of,
 )
+from tests.support.forked import forked
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "0"))
 DEADLINE_S = 60
-REPOSITORY = Path(__file__).parents[2]
 
 # The failpoints, by the way of recovery that has them, and the visits to be killed at.
 PLACES: dict[str, tuple[str, range]] = {
@@ -68,16 +66,10 @@ def test_every_failpoint_of_writers_and_their_locks_is_killed_at() -> None:
 
 def killed_at(directory: Path, way: str, place: str) -> list[int]:
     """Run a process that kills itself there; return the batches that it acknowledged."""
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.fault.embedded_writer", str(directory), way],
-        cwd=REPOSITORY,
-        env=os.environ | {ENVIRONMENT_VARIABLE: place},
-        capture_output=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert child.returncode == -signal.SIGKILL, f"not killed at {place}: {child.stderr.decode()}"
-    lines = child.stdout.splitlines(keepends=True)
+    with forked(main, directory, way, failpoint=place) as child:
+        code, said = child.end(DEADLINE_S)
+    assert code == -signal.SIGKILL, f"not killed at {place}"
+    lines = said.splitlines(keepends=True)
     return [int(line) for line in lines if line.endswith(b"\n")]
 
 

@@ -8,10 +8,7 @@ longer run. A failure prints the seed; `python -m tests.fault.killed_writer` rep
 import json
 import os
 import random
-import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from foundation.failpoints import ENVIRONMENT_VARIABLE
 from merge_engine.bucket.log_names import LogNames
 from merge_engine.bucket.segment import SegmentKind, decode_segment, segment_name
 from merge_engine.merging.hashing import bucket_of
@@ -37,6 +33,7 @@ from tests.fault.killed_writer import (
     clean,
     end_offsets,
     failpoint_names,
+    main,
     operations,
     roll_up,
     send,
@@ -44,10 +41,10 @@ from tests.fault.killed_writer import (
     undo,
 )
 from tests.property.models import Row, model_fold, same
+from tests.support.forked import Forked, forked
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "0"))
 DEADLINE_S = 60
-REPOSITORY = Path(__file__).parents[2]
 
 # The failpoints, and up to which visit the child may come before it is killed there.
 LATEST_VISIT = {
@@ -163,22 +160,11 @@ def seen(table: Table) -> Visible:
 
 
 @contextmanager
-def started(
-    directory: Path, history: History, failpoint: str | None
-) -> Iterator["subprocess.Popen[bytes]"]:
+def started(directory: Path, history: History, failpoint: str | None) -> Iterator[Forked]:
     """Start a child that begins with the operation in flight; it has ended on exit."""
-    environment = os.environ | ({ENVIRONMENT_VARIABLE: failpoint} if failpoint else {})
-    arguments = [str(directory), str(history.seed), str(history.done), json.dumps(history.offsets)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.fault.killed_writer", *arguments],
-        cwd=REPOSITORY,
-        env=environment,
-        stdout=subprocess.PIPE,
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+    arguments = (str(directory), history.seed, history.done, history.offsets)
+    with forked(main, *arguments, failpoint=failpoint) as child:
+        yield child
 
 
 def acknowledgements(output: bytes) -> list[dict[str, Any]]:
@@ -189,30 +175,26 @@ def acknowledgements(output: bytes) -> list[dict[str, Any]]:
 def run_until_killed_at(directory: Path, history: History, failpoint: str) -> None:
     """Run a child that kills itself at the failpoint (`name:visit`), and count what it did."""
     with started(directory, history, failpoint) as child:
-        output, _ = child.communicate(timeout=DEADLINE_S)
-    assert child.returncode == -signal.SIGKILL, f"seed {history.seed}: not killed at {failpoint}"
+        code, output = child.end(DEADLINE_S)
+    assert code == -signal.SIGKILL, f"seed {history.seed}: not killed at {failpoint}"
     history.advance(acknowledgements(output))
 
 
 def run_until_killed_after(directory: Path, history: History, count: int, delay_s: float) -> None:
     """Kill a child some time after so many acknowledgements."""
     output = b""
-    with started(directory, history, None) as child, selectors.DefaultSelector() as selector:
-        assert child.stdout is not None
-        selector.register(child.stdout, selectors.EVENT_READ)
+    with started(directory, history, None) as child:
         deadline = time.monotonic() + DEADLINE_S
-        while (left := deadline - time.monotonic()) > 0:
-            if selector.select(left):
-                part = os.read(child.stdout.fileno(), 1 << 16)
-                assert part, f"seed {history.seed}: the child ended by itself"
-                had_enough = output.count(b"\n") >= count
-                output += part
-                if output.count(b"\n") >= count and not had_enough:
-                    deadline = time.monotonic() + delay_s
-        child.send_signal(signal.SIGKILL)
-        output += child.stdout.read()
-        child.wait(DEADLINE_S)
-    assert child.returncode == -signal.SIGKILL
+        while (part := child.read(deadline - time.monotonic())) is not None:
+            assert part, f"seed {history.seed}: the child ended by itself"
+            had_enough = output.count(b"\n") >= count
+            output += part
+            if output.count(b"\n") >= count and not had_enough:
+                deadline = time.monotonic() + delay_s
+        child.kill()
+        code, rest = child.end(DEADLINE_S)
+        output += rest
+    assert code == -signal.SIGKILL
     assert output.count(b"\n") >= count, f"seed {history.seed}: too slow"
     history.advance(acknowledgements(output))
 

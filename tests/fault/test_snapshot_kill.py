@@ -8,15 +8,12 @@ end and leave exactly the objects of what is listed then. A child repeats with
     python -m tests.fault.test_snapshot_kill <directory> <rounds>
 """
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from foundation.failpoints import ENVIRONMENT_VARIABLE
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.snapshot_manifest import (
     Manifest,
@@ -31,12 +28,12 @@ from merge_engine.storage.objects import LocalStorage
 from tests.conftest import SUMS, rows_of
 from tests.fault.killed_writer import failpoint_names
 from tests.support.buckets import add
+from tests.support.forked import forked
 
 DEADLINE_S = 60
 KEPT = 2
 ROUNDS = 3
 KEYS = 300
-REPOSITORY = Path(__file__).parents[2]
 
 # The visits at which the child is killed: in the first upload, in a later one, in a sweep that has
 # a manifest to delete, and in the middle of its files. An upload has six files or more.
@@ -103,13 +100,10 @@ def main(directory: Path, rounds: int) -> None:
     bucket.close()
 
 
-def run(directory: Path, failpoint: str | None = None) -> int:
+def run(directory: Path, failpoint: str | None = None) -> int | None:
     """Run a child to its end; return how it ended."""
-    environment = os.environ | ({ENVIRONMENT_VARIABLE: failpoint} if failpoint else {})
-    command = [sys.executable, "-m", "tests.fault.test_snapshot_kill", str(directory), str(ROUNDS)]
-    return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, check=False, timeout=DEADLINE_S
-    ).returncode
+    with forked(main, directory, ROUNDS, failpoint=failpoint) as child:
+        return child.end(DEADLINE_S)[0]
 
 
 def needed(manifests: list[Manifest]) -> set[str]:

@@ -24,10 +24,11 @@ from tests.property.models import (
     same,
     values_for,
 )
+from tests.support.examples import examples
 
 Runs = list[list[Row]]
 
-thorough = settings(max_examples=12, deadline=None, print_blob=True)
+thorough = settings(max_examples=examples(6, per=10), deadline=None, print_blob=True)
 
 each_function = pytest.mark.parametrize(
     "function", [function for functions in CASES.values() for function in functions], ids=repr
@@ -219,7 +220,7 @@ def extreme_runs(kind: pa.DataType, length: st.SearchStrategy[int]) -> st.Search
 
 
 @pytest.mark.parametrize("kind", EXACT, ids=str)
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=examples(30, per=4))
 @given(data=st.data())
 def test_a_sum_is_exact_or_a_fault_that_names_its_run(
     kind: pa.DataType, data: st.DataObject
@@ -230,7 +231,7 @@ def test_a_sum_is_exact_or_a_fault_that_names_its_run(
 
 
 @pytest.mark.parametrize("kind", INTEGERS, ids=str)
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=examples(30, per=4))
 @given(data=st.data())
 def test_a_product_is_exact_or_a_fault_that_names_its_run(
     kind: pa.DataType, data: st.DataObject
@@ -241,7 +242,7 @@ def test_a_product_is_exact_or_a_fault_that_names_its_run(
     check_overflow(case(AggFunction.PRODUCT, kind), runs, exact)
 
 
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=examples(30, per=4))
 @given(data=st.data())
 def test_a_decimal_average_is_rounded_half_up_from_the_exact_quotient(data: st.DataObject) -> None:
     function = case(AggFunction.AVG, pa.decimal128(20, 3))
@@ -262,7 +263,7 @@ def test_a_decimal_average_is_rounded_half_up_from_the_exact_quotient(data: st.D
     ],
     ids=repr,
 )
-@settings(thorough, max_examples=60)
+@settings(thorough, max_examples=examples(30, per=4))
 @given(data=st.data())
 def test_equal_sets_have_equal_bytes_however_large_and_however_they_came_about(
     function: AggregateFunction, data: st.DataObject

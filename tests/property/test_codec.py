@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from merge_engine.encoding import codec, ragged
 from merge_engine.encoding.row_codec import RowCodec, versions
 from tests.property.strategies import arrays_of, data_types, flags, flat_types, plain
+from tests.support.examples import examples
 
 quick = settings(
     deadline=None,
-    max_examples=80,
+    max_examples=examples(40, per=4),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

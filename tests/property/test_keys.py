@@ -13,8 +13,9 @@ from foundation.errors import InvalidKey, SchemaError
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.merging.hashing import bucket_of, spark_xxhash64
 from tests.property.strategies import arrays_of, key_types, plain
+from tests.support.examples import examples
 
-quick = settings(deadline=None, max_examples=300)
+quick = settings(deadline=None, max_examples=examples(100, per=2))
 
 
 @st.composite

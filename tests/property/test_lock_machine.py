@@ -51,7 +51,7 @@ from tests.property.lock_world import (
 )
 from tests.support.memory_log import MemoryLog
 
-EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "15"))
 COLUMNS = {"x": 1, "y": 2, "z": 3}
 DEFINITION = TableDefinition(schema="{}", columns=COLUMNS, key_columns=("k",), buckets=1)
 TTLS = st.sampled_from([2_000, 10_000])

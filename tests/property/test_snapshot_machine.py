@@ -525,7 +525,7 @@ def cells(bucket: Bucket) -> Cells:
 
 TestSnapshotMachine = SnapshotMachine.TestCase
 TestSnapshotMachine.settings = settings(
-    max_examples=EXAMPLES,
+    max_examples=max(EXAMPLES // 2, 1),
     stateful_step_count=30,
     deadline=None,
     print_blob=True,

@@ -35,7 +35,7 @@ from tests.property.table_model import (
     visible,
 )
 
-EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "20"))
 # Alone it takes 5 s, beside seven others on two cores 34 s: it is the machine that decides.
 DEADLINE_S = 240
 SCHEMA = build_schema()

@@ -21,7 +21,7 @@ from tests.support.writer_model import Content
 from tests.support.writer_table import COLUMNS, KEYS, MOST, PARTITIONS
 from tests.support.writer_world import STOPPED, Crash, World
 
-EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "20"))
 WANTS = {"a": ("x",), "b": ("yz", "y", "z"), "c": ("xy", "x"), "d": ("x", "xz")}
 OWNERS = st.sampled_from([(owner, columns) for owner in WANTS for columns in WANTS[owner]])
 SKIPS = st.sampled_from([1, 1, 1, 1, 1, 2, 0, -1])
