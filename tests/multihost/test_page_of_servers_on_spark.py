@@ -37,8 +37,9 @@ def on_hosts(hosts: DocumentedHosts) -> list[str]:
 
 def test_the_commands_of_the_page_work_while_clients_write_and_read(hosts: DocumentedHosts) -> None:
     for block in BLOCKS[FIRST_LOOK:]:
+        began = hosts.history.note(block.where)
         hosts.run(block)
-        hosts.wait_until_gone_on(block.where)
+        hosts.wait_until_gone_on(block.where, began)
     assert on_hosts(hosts) == ["t2", "t3"], "t1 was emptied, and is a spare now"
 
 
