@@ -62,25 +62,23 @@ class DocumentedHosts:
     def run(self, block: Block) -> None:
         """Run a block of the page to its end, on each of its hosts."""
         for name in block.hosts:
-            self._blocks += 1
-            self.history.note(f"{block.where} is run on {name}")
-            variables = {
-                "PATH": f"{SHARED / 'venv' / 'bin'}:{os.environ['PATH']}",
-                "PYTHONPATH": str(REPOSITORY),
-                "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
-            }
-            command = ["bash", "-euc", block.text]
-            program = self.host(name).program(f"block-{self._blocks}", command, variables)
-            try:
-                wait_until(
-                    lambda program=program: not program.alive,
-                    f"{block.where} on {name}",
-                    _BLOCK_DEADLINE_S,
-                    every_s=0.05,
-                )
-            except AssertionError as exc:
-                raise AssertionError(f"{exc}: {program.last_words()}\n{self.told()}") from exc
-            assert program.code == 0, f"{block.where} on {name}: {program.last_words()}"
+            self._run_on(self.host(name), block)
+
+    def _run_on(self, host: Host, block: Block) -> None:
+        self._blocks += 1
+        where = f"{block.where} on {host.name}"
+        self.history.note(f"{where} is run")
+        variables = {
+            "PATH": f"{SHARED / 'venv' / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+            "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+        }
+        program = host.program(f"block-{self._blocks}", ["bash", "-euc", block.text], variables)
+        try:
+            wait_until(lambda: not program.alive, where, _BLOCK_DEADLINE_S, every_s=0.05)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}: {program.last_words()}\n{self.told()}") from exc
+        assert program.code == 0, f"{where}: {program.last_words()}"
 
     def begin_load(self) -> None:
         """Have clients write and read from now on."""
