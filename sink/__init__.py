@@ -8,6 +8,7 @@ columns             the columns of a running sink, in a table that others may al
 executors           the executors' route: tasks fold their rows, and put those of their buckets
 frames              columns of a Spark frame, under the table's names
 listener            being told when a streaming query has ended
+lost_hosts          how soon Spark notices that a host is gone, and what makes it sooner
 micro_batch         a micro-batch, and what is known of it while it is written
 options             what a sink can be told, and the names of its options in text
 partitions          the partitions of a batch that tasks put

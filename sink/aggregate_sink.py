@@ -27,6 +27,7 @@ from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from sink.frames import TooLarge, collected, known_bytes
 from sink.listener import when_run_ends
+from sink.lost_hosts import say_if_slow
 from sink.micro_batch import KeysRefused, MicroBatch
 from sink.options import SinkOptions, checked_settings
 from sink.partitions import PartitionsMissing, never_settles, partitions_named, partitions_of
@@ -78,6 +79,7 @@ class AggregateSink:
         self._last_writer: TableWriter | None = None
         self._recent = RecentBatches(self._options.driver_max_rows)
         self._undone_keys = 0
+        self._said_if_slow = False
         self._status = SinkStatus()
         self._watch: BatchWatch | None = None
 
@@ -222,6 +224,9 @@ class AggregateSink:
     def _by_executors(self, session: Session, batch: MicroBatch) -> None:
         """Write the batch from tasks; again, if they meet partitions that were not there before."""
         batch.progress.route = "executors"
+        if not self._said_if_slow:
+            self._said_if_slow = True
+            say_if_slow(batch.frame.sparkSession.sparkContext)
         schema = session.input.schema
         partitions = partitions_of(batch.frame, session.input)
         for read in range(1, _MOST_READS + 1):

@@ -7,10 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sink.lost_hosts import SETTINGS as LOST_HOSTS
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from server.client.cluster import Cluster
+
+__all__ = ["LOST_HOSTS", "read", "register"]
 
 _FILTERS = "spark.sql.python.filterPushdown.enabled"
 

@@ -29,7 +29,7 @@ from tests.support.documented import (
 from tests.support.spark_session import quiet_spark
 
 # What has the form of an option, and is one of another program.
-_FOREIGN = {"--preload"}
+_FOREIGN = {"--preload", "--supervise"}
 _OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 
 

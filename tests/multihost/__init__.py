@@ -11,6 +11,8 @@ batches    batches of which every prefix is known, and what a reader may have se
 load       a writer and readers that check all they see, a program
 spark      a standalone master, a worker per server
 sink_job   a driver with two sinks, one by each route, a program
+systemctl  stands in for systemd
+documented_hosts  hosts on which a page's commands are run
 history    what happened, and who waited how long
 bed        all of it together
 faults     what goes wrong

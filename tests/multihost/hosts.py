@@ -54,6 +54,11 @@ class Program:
         """Whether it runs, or sleeps."""
         return self._process.poll() is None
 
+    @property
+    def code(self) -> int | None:
+        """What it ended with, if it has."""
+        return self._process.poll()
+
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""
         self._process.terminate()
@@ -216,6 +221,14 @@ class Host:
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the words of a process's command; none of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
 
 
 def run_in(pid: int, *command: str) -> str:

@@ -17,7 +17,9 @@ _DEADLINE_S = 10.0
 
 def main() -> None:
     """Wait for the end of our input, and end the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A Ctrl-C is the starter's to handle.
+    # A Ctrl-C, and what `timeout` sends, is for a whole group, and the starter's to handle.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     print("ready", flush=True)
     while os.read(sys.stdin.fileno(), 1024):
         pass

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from server.protocol.environment import TOKEN_VARIABLE, credentials_from
 from sink.aggregate_sink import AggregateSink
+from tallybook.spark import LOST_HOSTS
 from tests.multihost.batches import batch_of
 from tests.multihost.hosts import REPOSITORY
 from tests.multihost.load import ATTEMPT_S, DEADLINE_S, TABLE, Shared
@@ -98,6 +99,7 @@ def main(settings: dict[str, Any]) -> None:
         spark_executor_cores="1",
         spark_executorEnv_PYTHONPATH=str(REPOSITORY),
         spark_scheduler_mode="FAIR",
+        **LOST_HOSTS,
     ) as spark:
         signal.signal(signal.SIGTERM, lambda *_: shared.stopping.set())
         queries = [Query(shared, spark, route) for route in ROUTES]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.multihost.hosts import REPOSITORY, Host
+from tests.multihost.hosts import REPOSITORY, Host, command_line
 from tests.multihost.parts import SECRETS, Part, python_part
 from tests.support.java_classes import SHORT_LIVED
 from tests.support.zookeeper_server import wait_until
@@ -48,8 +48,16 @@ def wait_until_up(master: Part, workers: Sequence[Part]) -> None:
 
 def executors_of(host: Host) -> list[int]:
     """Return the processes of Spark's executors on a host."""
-    named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.processes()}
-    return [pid for pid, name in named.items() if b"CoarseGrainedExecutorBackend" in name]
+    name = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+    return [pid for pid in host.processes() if name in command_line(pid)]
+
+
+def spark_home() -> Path:
+    """Return where Spark is."""
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
 
 
 def _registered(log_path: Path) -> int:
@@ -57,10 +65,7 @@ def _registered(log_path: Path) -> int:
 
 
 def _daemon(host: Host, name: str, main: str, *arguments: str) -> Part:
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    home = Path(found.origin).parent
+    home = spark_home()
     command = [str(home / "bin" / "spark-class"), main, "--host", host.name, *arguments]
     variables = {
         **SECRETS,

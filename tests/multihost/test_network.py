@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -137,17 +137,22 @@ def test_hosts_have_names_and_disks_of_their_own(lab: Lab) -> None:
         assert (host.disk / "name").read_text() == f"{host.name}\n"
 
 
+@pytest.mark.parametrize(
+    ("kill", "number"), [(os.kill, signal.SIGKILL), (os.killpg, signal.SIGTERM)]
+)
 def test_nothing_is_left_of_a_lab_whose_maker_was_killed_not_even_what_sleeps(
-    tmp_path: Path,
+    kill: Callable[[int, int], None], number: int, tmp_path: Path
 ) -> None:
     needs_namespaces()
     command = [sys.executable, "-c", _MAKER, str(tmp_path / "lab")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as maker:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as maker:
         assert maker.stdout is not None
         pids = [int(pid) for pid in maker.stdout.readline().split()]
         assert len(pids) == 5  # Keeper, holder, and a program with its two children.
         assert all(map(is_running, pids))
-        os.kill(maker.pid, signal.SIGKILL)
+        kill(maker.pid, number)
     wait_until(lambda: not any(map(is_running, pids)), "all of them have ended")
 
 

@@ -4,7 +4,7 @@ All pages share one running cluster. Code runs in order, in one namespace and on
 page; names of places that a reader would replace (`127.0.0.1:2181`, `/shared/logs`) are replaced by
 those of the test. `tb.LocalCluster` and `EmbeddedZooKeeper` are the shared ones. Commands run as
 they stand; what cannot be run here (spark-submit to another machine) must have the options that the
-page gives it.
+page gives it. What is for several hosts is run by `tests/multihost`.
 """
 
 import ast
@@ -81,7 +81,7 @@ class World:
                 patch.setattr(embedded_zookeeper, "EmbeddedZooKeeper", self._shared_zookeeper)
                 patch.setattr(on_spark, "run", _planned)
                 for block in page.blocks:
-                    if block.kind != "text":
+                    if block.kind != "text" and not block.hosts:
                         self._run_block(block, namespace, patch)
         finally:
             with self._local.connect() as client:

@@ -1,20 +1,22 @@
 """Pages of Markdown, as tests read them: blocks, code in the text, tables, headings, links.
 
-A fenced block has an info string that says what it is. `python`, `sh` and `zkcli` are run; `text`
-is for people only. If the line between a block and a `text` block begins with "prints", the second
-is what the first prints. A comment `<!-- test: ... -->` is Python that readers do not see: what the
-next block needs, or whether the last one did what the page says.
+A fenced block has an info string that says what it is. `python`, `sh` and `zkcli` are run; `sh on
+HOSTS` is, too, by `tests/multihost`; `text` is for people only. If the line between a block and a
+`text` block begins with "prints", the second is what the first prints. A comment
+`<!-- test: ... -->` is Python that readers do not see: what the next block needs, or whether the
+last one did what the page says.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 RUNNABLE = ("python", "sh", "zkcli", "test")
 KINDS = (*RUNNABLE, "text")
 
 _FENCE = "```"
+_ON = "sh on "
 _HIDDEN = "<!-- test:"
 _PRINTS = "prints"
 
@@ -27,7 +29,7 @@ class BadPage(AssertionError):
 class Block:
     """A block of a page: `line` is that of its first line of text, `prints` what it should print.
 
-    A `test` block is one that readers do not see.
+    A `test` block is one that readers do not see. `hosts`: where a `sh` block is run, if not here.
     """
 
     page: str
@@ -35,6 +37,7 @@ class Block:
     kind: str
     text: str
     prints: str | None = None
+    hosts: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -108,7 +111,10 @@ def parse(text: str, name: str) -> Page:
         if line.startswith(_FENCE):
             kind = line.removeprefix(_FENCE).strip()
             body = _until(lines, _FENCE, f"{name}:{number}")
-            block = Block(page=name, line=number + 1, kind=kind, text=body)
+            hosts: tuple[str, ...] = ()
+            if kind.startswith(_ON):
+                kind, hosts = "sh", tuple(kind.removeprefix(_ON).split())
+            block = Block(page=name, line=number + 1, kind=kind, text=body, hosts=hosts)
             if kind not in KINDS or kind == "test":
                 raise BadPage(
                     f"{block.where} begins a block of '{kind}'; say one of {', '.join(KINDS[:3])} "
@@ -151,4 +157,4 @@ def _until(lines: Iterator[tuple[int, str]], end: str, where: str) -> str:
 
 
 def _printing(block: Block, prints: str) -> Block:
-    return Block(page=block.page, line=block.line, kind=block.kind, text=block.text, prints=prints)
+    return replace(block, prints=prints)

@@ -36,6 +36,10 @@ assert True
 ```text
 a picture
 ```
+
+```sh on spark client
+date
+```
 """
 
 
@@ -45,6 +49,7 @@ def test_a_page_is_its_blocks_in_order_and_the_text_around_them() -> None:
         Block(page="page.md", line=4, kind="python", text="print(1)\n", prints="1\n"),
         Block(page="page.md", line=14, kind="test", text="assert True\n"),
         Block(page="page.md", line=25, kind="text", text="a picture\n"),
+        Block(page="page.md", line=29, kind="sh", text="date\n", hosts=("spark", "client")),
     ]
     assert [*page.codes()][:2] == [(1, "code"), (17, "tallybook   status")]
     assert [*page.links()] == [(17, "other.md#a-heading")]
