@@ -21,7 +21,7 @@ from server.protocol.environment import TOKEN_VARIABLE, credentials_from
 from sink.aggregate_sink import AggregateSink
 from tests.multihost.batches import batch_of
 from tests.multihost.hosts import REPOSITORY
-from tests.multihost.load import ATTEMPT_S, DEADLINE_S, TABLE, Shared
+from tests.multihost.sharing import ATTEMPT_S, DEADLINE_S, TABLE, Shared
 from tests.support.spark_session import quiet_spark
 
 ROUTES = ("driver", "executors")
