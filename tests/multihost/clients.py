@@ -87,9 +87,9 @@ def read_committed(shared: Shared, cluster: Cluster) -> None:
     def one() -> None:
         least = shared.acknowledged[OWN]
         if number % 2:
-            found = table.lookup(ALL_KEYS, isolation="committed")
+            found = table.lookup(ALL_KEYS, COLUMNS, isolation="committed")
         else:
-            found = table.scan().to_arrow()
+            found = table.scan(COLUMNS).to_arrow()
         check_prefixes(shared, "committed", prefixes, found.to_pylist(), least)
 
     for number in count():

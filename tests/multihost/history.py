@@ -38,6 +38,7 @@ class History:
         self._follow = follow
         self._began = time.monotonic()
         self.operations: list[Operation] = []
+        self._last: dict[str, float] = {}
         self.wrong: list[str] = []
         self.led: dict[str, str] = {}
         self.led_at = 0.0
@@ -75,6 +76,7 @@ class History:
         if "kind" in event:
             done = Operation(**event)
             self.operations.append(done)
+            self._last[done.kind] = max(done.began, self._last.get(done.kind, 0.0))
             if done.seconds >= _WORTH_TELLING_AT_ONCE_S:
                 self._tell(done.ended, f"{done.kind} {done.number} took {done.seconds:.1f} s")
         elif "wrong" in event:
@@ -102,7 +104,7 @@ class History:
 
     def has_gone_on(self, since: float, kinds: Iterable[str]) -> bool:
         """Whether each kind of client has done something that it began since then."""
-        return set(kinds) <= {each.kind for each in self.operations if each.began >= since}
+        return all(self._last.get(kind, 0.0) >= since for kind in kinds)
 
     def of(self, kind: str, since: float) -> list[Operation]:
         """Return what a kind of client has done that ended since then."""

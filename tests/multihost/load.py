@@ -16,7 +16,7 @@ from merge_engine.schema.schema import Schema
 from tests.conftest import schema_of
 from tests.multihost import backfills, clients, operators, rivals
 from tests.multihost.batches import COLUMNS
-from tests.multihost.sharing import BUCKETS, TABLE, Shared
+from tests.multihost.sharing import ATTEMPT_S, BUCKETS, PATIENT_S, TABLE, Shared
 
 CLIENTS = {
     "plain": clients.write,
@@ -36,6 +36,7 @@ ALWAYS = ("plain", "committed", "latest", "changes", "observer")
 """Who is there in every test."""
 BETWEEN = ("alters", "snapshots", "leases", "partitions", "backfills", "filled", "rivals")
 """Who is there in a campaign, too."""
+_PATIENT = ("snapshots", "leases")
 
 
 def table_schema() -> Schema:
@@ -54,7 +55,7 @@ def prepare(shared: Shared) -> None:
 
 def _run(shared: Shared, kind: str) -> None:
     try:
-        with shared.connected() as cluster:
+        with shared.connected(PATIENT_S if kind in _PATIENT else ATTEMPT_S) as cluster:
             CLIENTS[kind](shared, cluster)
     except BaseException as exc:
         shared.say_wrong(f"{kind} has ended: {type(exc).__name__}: {exc}")

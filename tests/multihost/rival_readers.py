@@ -23,7 +23,7 @@ class Reader:
     def run(self, cluster: Cluster) -> None:
         """Read until the era is over."""
         table, number = cluster.table_by_id(self._era.table_id), 0
-        while not self._era.over.wait(PAUSE_S / 3):
+        while not self._era.over.wait(PAUSE_S):
             least = self._era.ledger.acknowledged
 
             def read(least: frozenset[int] = least, number: int = number) -> None:

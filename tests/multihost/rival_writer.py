@@ -254,8 +254,8 @@ def mortal_writers() -> Iterator[None]:
 def take_all(shared: Shared, table: RemoteTable, ledger: Ledger) -> TableWriter:
     """Take all columns over, from whoever has them, pay what they owe, and write a batch."""
     redo = RedoLog.open(shared.settings["redo"])
-    number = ledger.begin(COLUMNS)
     while True:
+        number = ledger.begin(COLUMNS)  # Each time: what has failed may have been committed.
         writer = table.writer(
             owner_id="closer",
             columns=list(COLUMNS),

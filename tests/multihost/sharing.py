@@ -23,6 +23,8 @@ TABLE = "moved"
 BUCKETS = 6
 ATTEMPT_S = 5.0
 """As the servers' session time-out, which it is by default, too."""
+PATIENT_S = 30.0
+"""For who has snapshots taken: a call that is given up too early is made again, and is as long."""
 DEADLINE_S = 120.0
 PAUSE_S = 0.3
 _START_DEADLINE_S = 120.0
@@ -50,12 +52,12 @@ class Shared:
         self.say(wrong=what, at=time.monotonic())
 
     @contextmanager
-    def connected(self) -> Iterator[Cluster]:
+    def connected(self, attempt_s: float = ATTEMPT_S) -> Iterator[Cluster]:
         """Connect; as long as ZooKeeper is not there yet, again."""
         deadline = time.monotonic() + _START_DEADLINE_S
         while True:
             try:
-                cluster = connect_to(self.settings)
+                cluster = connect_to(self.settings, attempt_s)
                 break
             except TallybookError:
                 if time.monotonic() > deadline:
@@ -100,7 +102,7 @@ class Shared:
             self.say_wrong(f"{kind}: {type(exc).__name__}: {exc}")
 
 
-def connect_to(settings: dict[str, Any]) -> Cluster:
+def connect_to(settings: dict[str, Any], attempt_s: float = ATTEMPT_S) -> Cluster:
     """Connect as the clients of a bed do: with token, credentials and TLS."""
     return connect(
         settings["zookeeper"],
@@ -108,5 +110,5 @@ def connect_to(settings: dict[str, Any]) -> Cluster:
         credentials=credentials_from(os.environ),
         tls_root=settings["tls_root"],
         deadline_s=DEADLINE_S,
-        attempt_s=ATTEMPT_S,
+        attempt_s=attempt_s,
     )

@@ -20,7 +20,7 @@ from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from sink.tiering.progress import Round
 from tests.multihost.batches import COLUMNS, Prefixes, column_of, wrong_prefix
-from tests.multihost.sharing import TABLE, Shared
+from tests.multihost.sharing import PATIENT_S, TABLE, Shared
 from tests.support.spark_session import quiet_spark
 
 LAKE = "s3://tallybook-1/lake"
@@ -105,7 +105,7 @@ def main(settings: dict[str, Any]) -> None:
     """Keep the copy up to date until SIGTERM."""
     logging.basicConfig(level=logging.WARNING)
     shared = Shared(settings)
-    with quiet_spark("local[1]") as spark, shared.connected() as cluster:
+    with quiet_spark("local[1]") as spark, shared.connected(PATIENT_S) as cluster:
         signal.signal(signal.SIGTERM, lambda *_: shared.stopping.set())
         job = _Job(shared, spark, cluster)
         thread = threading.Thread(target=job.run)

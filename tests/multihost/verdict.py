@@ -8,6 +8,7 @@ wrong, as JSON.
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ from tests.multihost.tiering_job import KIND, wrong_copy
 from tests.support.zookeeper_server import wait_until
 
 _DEADLINE_S = 300.0
+# Spark's processes end after those that have started them.
+_ENDING_S = 20.0
 
 
 def pass_verdict(bed: Bed) -> None:
@@ -45,7 +48,11 @@ def pass_verdict(bed: Bed) -> None:
 
 def _left_on(bed: Bed, host: Host) -> Iterator[str]:
     """Say what is on a host that nobody needs: processes, and batches that were promised."""
-    left = set(host.processes()) - bed.expected_on(host)
+    deadline = time.monotonic() + _ENDING_S
+    while left := set(host.processes()) - bed.expected_on(host):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
     if left:
         yield f"processes {sorted(left)} are left on {host.name}"
     promised = [path.name for path in (host.disk / "redo").rglob("*") if path.is_file()]
