@@ -251,19 +251,23 @@ def mortal_writers() -> Iterator[None]:
         yield
 
 
+def come_back(shared: Shared, table: RemoteTable, owner: str) -> TableWriter:
+    """Return the writer of an owner that wants all columns, and drops what it had promised."""
+    return table.writer(
+        owner_id=owner,
+        columns=list(COLUMNS),
+        ttl_ms=TTL_MS,
+        handover=True,
+        deadline_s=DEADLINE_S,
+        redo=RedoLog.open(shared.settings["redo"]),
+    )
+
+
 def take_all(shared: Shared, table: RemoteTable, ledger: Ledger) -> TableWriter:
     """Take all columns over, from whoever has them, pay what they owe, and write a batch."""
-    redo = RedoLog.open(shared.settings["redo"])
     while True:
         number = ledger.begin(COLUMNS)  # Each time: what has failed may have been committed.
-        writer = table.writer(
-            owner_id="closer",
-            columns=list(COLUMNS),
-            ttl_ms=TTL_MS,
-            handover=True,
-            deadline_s=DEADLINE_S,
-            redo=redo,
-        )
+        writer = come_back(shared, table, "closer")
         try:
             writer.start()
             writer.write(writer.next_batch(), Rows(data=rows_of(number)))

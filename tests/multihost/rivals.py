@@ -19,7 +19,7 @@ from tests.conftest import schema_of
 from tests.multihost.clients import apply_changes
 from tests.multihost.rival_batches import ALL_KEYS, COLUMNS, State, scanned_state, state_of
 from tests.multihost.rival_readers import Cuts, Follower, Reader
-from tests.multihost.rival_writer import Era, Rival, mortal_writers, take_all
+from tests.multihost.rival_writer import Era, Rival, come_back, mortal_writers, take_all
 from tests.multihost.sharing import Shared
 
 RIVALS_TABLE = "rivals"
@@ -93,7 +93,14 @@ def _end(era: Era, cluster: Cluster, table: RemoteTable, follower: Follower | No
         if wrong:
             era.shared.say_wrong(f"rivals, in the end, by {name}: {wrong}")
     closer.close()
+    for owner in OWNERS:
+        _drop_promises(era, table, owner)
     _insist(lambda: _drop(cluster))
+
+
+def _drop_promises(era: Era, table: RemoteTable, owner: str) -> None:
+    """Have an owner come back: what it had written down and not promised yet, only it knows of."""
+    _insist(lambda: come_back(era.shared, table, owner).start()).close()
 
 
 def _drop(cluster: Cluster) -> None:
