@@ -46,8 +46,8 @@ test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (T
 test-hosts: $(INSTALLED) $(CLASSES)  ## every fault on a bed of several hosts (namespaces; no root needed)
 	@$(RUN) -m pytest -q -s -m hosts tests/multihost
 
-chaos: $(INSTALLED) $(CLASSES)  ## random faults on several hosts, several at once: SECONDS=300 SEED=0
-	@$(RUN) -m tests.multihost.campaign --seconds $(or $(SECONDS),300) --seed $(or $(SEED),0)
+chaos: $(INSTALLED) $(CLASSES)  ## random faults on several hosts, several at once: SECONDS=300 SEED=0 SPARK=
+	@$(RUN) -m tests.multihost.campaign --seconds $(or $(SECONDS),300) --seed $(or $(SEED),0) $(if $(SPARK),--spark)
 
 spec:  ## run the executable specification: 20,000 histories, and each rule switched off
 	@$(PYTHON) docs/spec/protocol.py

@@ -9,11 +9,13 @@ from typing import Any
 from tests.multihost.batches import COLUMNS
 from tests.multihost.history import History
 from tests.multihost.hosts import Host, Lab, needs_namespaces
-from tests.multihost.load import ALWAYS, BUCKETS
+from tests.multihost.load import ALWAYS
 from tests.multihost.network import Network
 from tests.multihost.parts import Part, TabletServer, ensemble, python_part
+from tests.multihost.sharing import BUCKETS
 from tests.multihost.sink_job import ROUTES
 from tests.multihost.spark import MASTER, driver_on, master_on, wait_until_up, worker_on
+from tests.multihost.tiering_job import KIND
 from tests.support.certificates import make_certificate
 from tests.support.zookeeper_server import needs_java, wait_until
 
@@ -21,6 +23,8 @@ ZOOKEEPERS = ("zk1", "zk2", "zk3")
 SERVERS = ("t1", "t2", "t3")
 SPARES = ("t4", "t5", "t6")
 _DEADLINE_S = 150.0
+# Those that have nothing to tell, or take their time by themselves: nobody waits for them.
+SELDOM = {"observer", "backfills", "leases", "snapshots"}
 
 
 class Bed:
@@ -32,12 +36,15 @@ class Bed:
         *,
         seed: int = 0,
         with_spark: bool = False,
-        more_clients: Sequence[str] = (),
+        with_tiering: bool = False,
+        kinds: Sequence[str] = ALWAYS,
+        without: str | None = None,
         follow: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Make the hosts; nothing runs there yet.
 
-        `more_clients`: besides those always there. `follow`: gets what we do, when we do it.
+        `kinds`: the clients. `without`: a rule of the specification that servers and clients break.
+        `follow`: gets what we do, when we do it.
         """
         directory.mkdir()
         certificate, key = directory / "bed.pem", directory / "bed.key"
@@ -56,13 +63,19 @@ class Bed:
             "zookeeper": address,
             "tls_root": str(certificate),
             "seed": seed,
-            "kinds": [*ALWAYS, *more_clients],
+            "kinds": [*kinds],
         }
         client = self.host("client")
+        self.settings["redo"] = client.inside("redo")
         self.load = python_part(client, "load", "tests.multihost.load", self.settings)
+        self.tiering = python_part(client, "tiering", "tests.multihost.tiering_job", self.settings)
+        self.with_tiering = with_tiering
         self.master = master_on(self.host(MASTER))
         self.driver = driver_on(self.host(MASTER), self.settings)
         self.workers = [worker_on(self.host(name)) for name in SERVERS] if with_spark else []
+        if without is not None:
+            for part in (self.load, *self.servers, *self.spares):
+                part.switch_off(without)
 
     def host(self, name: str) -> Host:
         """Return a host by its name."""
@@ -71,8 +84,14 @@ class Bed:
     @property
     def parts(self) -> list[Part]:
         """All that should run."""
-        spark = [self.master, *self.workers, self.driver] if self.workers else []
-        return [*self.zookeepers, self.s3, *self.servers, self.load, *spark]
+        spark = [self.master, *self.workers] if self.workers else []
+        return [*self.zookeepers, self.s3, *self.servers, *spark, *self.clients]
+
+    @property
+    def clients(self) -> list[Part]:
+        """The programs of the load."""
+        tiering = [self.tiering] if self.with_tiering else []
+        return [self.load, *([self.driver] if self.workers else []), *tiering]
 
     def start(self) -> None:
         """Start all parts, and wait until every client has done something."""
@@ -86,6 +105,8 @@ class Bed:
         for server in self.servers:
             server.wait_until_joined()
         self.load.start()
+        if self.with_tiering:
+            self.tiering.start()
         if self.workers:
             for part in (self.master, *self.workers):
                 part.start()
@@ -97,7 +118,8 @@ class Bed:
         """Wait until all servers lead, all parts run, and all clients have gone on since now."""
         began = time.monotonic()
         wanted = {server.address for server in self.servers}
-        kinds = {*self.settings["kinds"], *(ROUTES if self.workers else ())} - {"observer"}
+        kinds = {*self.settings["kinds"], *(ROUTES if self.workers else ())} - SELDOM
+        kinds |= {KIND} if self.with_tiering else set()
 
         def settled() -> bool:
             while_waiting()
@@ -141,19 +163,18 @@ class Bed:
 
     def end_load(self) -> dict[str, int]:
         """End the clients; return how many batches of each column were acknowledged."""
-        for part in [self.load, *([self.driver] if self.workers else [])]:
+        for part in self.clients:
             part.stop()
         self._read_history()
-        return {kind: self.history.batches(kind) for kind in COLUMNS}
+        return {kind: self.history.batches(kind) for kind in (*COLUMNS, "backfills")}
 
     def expected_on(self, host: Host) -> set[int]:
         """Return the processes that should be on a host, when the load has ended."""
         return {part.program.pid for part in self.parts if part.host is host and part.alive}
 
     def _read_history(self) -> None:
-        self.history.read(self.load.program.log_path)
-        if self.workers:
-            self.history.read(self.driver.program.log_path)
+        for part in self.clients:
+            self.history.read(part.program.log_path)
 
     def close(self) -> None:
         """End everything."""

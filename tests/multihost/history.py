@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _WORTH_TELLING_S = 1.0
+_WORTH_TELLING_AT_ONCE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,11 @@ class History:
     """Reads what the load writes down, as it comes, and has notes of our own."""
 
     def __init__(self, follow: Callable[[str], None] = lambda _: None) -> None:
-        """`follow`: gets each of our notes as it is taken."""
+        """`follow`: gets each event, as a line, when it is known."""
         self._follow = follow
         self._began = time.monotonic()
         self.operations: list[Operation] = []
+        self._last: dict[str, float] = {}
         self.wrong: list[str] = []
         self.led: dict[str, str] = {}
         self.led_at = 0.0
@@ -46,9 +48,15 @@ class History:
     def note(self, what: str) -> float:
         """Write down what we do; return when."""
         now = time.monotonic()
-        self._notes.append((now, what))
-        self._follow(f"{now - self._began:8.1f} s  {what}")
+        self._note_at(now, what)
         return now
+
+    def _note_at(self, at: float, what: str) -> None:
+        self._notes.append((at, what))
+        self._tell(at, what)
+
+    def _tell(self, at: float, what: str) -> None:
+        self._follow(f"{at - self._began:8.1f} s  {what}")
 
     def read(self, path: Path) -> None:
         """Read what was added to a load's output."""
@@ -66,10 +74,14 @@ class History:
             return
         event = json.loads(line)
         if "kind" in event:
-            self.operations.append(Operation(**event))
+            done = Operation(**event)
+            self.operations.append(done)
+            self._last[done.kind] = max(done.began, self._last.get(done.kind, 0.0))
+            if done.seconds >= _WORTH_TELLING_AT_ONCE_S:
+                self._tell(done.ended, f"{done.kind} {done.number} took {done.seconds:.1f} s")
         elif "wrong" in event:
             self.wrong.append(event["wrong"])
-            self._notes.append((event["at"], f"WRONG: {event['wrong']}"))
+            self._note_at(event["at"], f"WRONG: {event['wrong']}")
         elif "led" in event:
             self._add_leaders(event["led"], event["at"])
 
@@ -79,7 +91,7 @@ class History:
             for bucket, leader in sorted(led.items()):
                 by_leader.setdefault(leader, []).append(bucket)
             told = ", ".join(f"{leader} {' '.join(own)}" for leader, own in by_leader.items())
-            self._notes.append((at, f"leaders: {told or 'none'}"))
+            self._note_at(at, f"leaders: {told or 'none'}")
         self.led, self.led_at = led, at
 
     def kinds(self) -> set[str]:
@@ -92,7 +104,7 @@ class History:
 
     def has_gone_on(self, since: float, kinds: Iterable[str]) -> bool:
         """Whether each kind of client has done something that it began since then."""
-        return set(kinds) <= {each.kind for each in self.operations if each.began >= since}
+        return all(self._last.get(kind, 0.0) >= since for kind in kinds)
 
     def of(self, kind: str, since: float) -> list[Operation]:
         """Return what a kind of client has done that ended since then."""

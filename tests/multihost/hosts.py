@@ -22,7 +22,8 @@ REPOSITORY = Path(__file__).parents[2]
 BRIDGE = "br0"
 _NETWORK = "10.77.0"
 _ENTER = ("--user", "--preserve-credentials", "--net", "--mount", "--uts")
-_STOP_DEADLINE_S = 60.0
+# A load ends what it has begun, also when that has to wait for a lock to expire.
+_STOP_DEADLINE_S = 150.0
 
 
 def needs_namespaces() -> None:

@@ -56,6 +56,12 @@ class Part:
         """Start it; it serves a moment later."""
         self._program = self.host.program(self._name, self._command, self._variables)
 
+    def switch_off(self, rule: str) -> None:
+        """Have a Python program break a rule of the specification, from its next start on."""
+        python, flag, *rest = self._command
+        assert flag == "-m", f"{self._name} is no module of Python"
+        self._command = [python, flag, "tests.multihost.without", rule, *rest]
+
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""
         self.program.stop()

@@ -22,7 +22,7 @@ from sink.aggregate_sink import AggregateSink
 from tallybook.spark import LOST_HOSTS
 from tests.multihost.batches import batch_of
 from tests.multihost.hosts import REPOSITORY
-from tests.multihost.load import ATTEMPT_S, DEADLINE_S, TABLE, Shared
+from tests.multihost.sharing import ATTEMPT_S, DEADLINE_S, TABLE, Shared
 from tests.support.spark_session import quiet_spark
 
 ROUTES = ("driver", "executors")

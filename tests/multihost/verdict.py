@@ -1,4 +1,4 @@
-"""The verdict on a bed whose load has ended: the table is what was acknowledged; nothing leaked.
+"""The verdict on a bed whose load has ended: tables are what was acknowledged; nothing leaked.
 
     python -m tests.multihost.verdict '<settings as JSON>'
 
@@ -9,38 +9,55 @@ wrong, as JSON.
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from foundation.errors import UnknownTable
 from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
+from tests.multihost.backfills import FILLED_TABLE, ROWS, wrong_counts
 from tests.multihost.batches import ALL_KEYS, COLUMNS, Prefixes, column_of, wrong_prefix
 from tests.multihost.bed import Bed
-from tests.multihost.load import TABLE, apply_changes, connect_to
+from tests.multihost.clients import apply_changes
+from tests.multihost.hosts import Host
+from tests.multihost.leaks import leaked
 from tests.multihost.parts import python_part
+from tests.multihost.sharing import TABLE, connect_to
+from tests.multihost.tiering_job import KIND, wrong_copy
 from tests.support.zookeeper_server import wait_until
 
-_LEFT = ("puts_in_flight", "bytes_in_flight", "scanners", "spooled_puts", "spooled_bytes")
-# What a reader that was killed has left goes when its time is over.
-_SCANNER_TTL_S = 60.0
 _DEADLINE_S = 300.0
+# Spark's processes end after those that have started them.
+_ENDING_S = 20.0
 
 
 def pass_verdict(bed: Bed) -> None:
     """End the load of a bed, and raise unless all is as it has to be."""
     done = bed.end_load()
-    settings = {**bed.settings, "acknowledged": done}
+    settings = {**bed.settings, "acknowledged": done, "with_tiering": bed.with_tiering}
     part = python_part(bed.load.host, "verdict", "tests.multihost.verdict", settings)
     part.start()
     wait_until(lambda: not part.alive, "the verdict is passed", _DEADLINE_S)
     said = part.program.last_words(1)
     assert said.startswith("["), f"there was no verdict: {part.program.last_words(30)}"
     wrong = [*bed.history.wrong, *json.loads(said)]
-    for server in bed.servers:
-        left = set(server.host.processes()) - bed.expected_on(server.host)
-        if left:
-            wrong.append(f"processes {sorted(left)} are left on {server.host.name}")
+    for host in bed.lab.hosts.values():
+        wrong += _left_on(bed, host)
     assert not wrong, "; ".join(wrong)
+
+
+def _left_on(bed: Bed, host: Host) -> Iterator[str]:
+    """Say what is on a host that nobody needs: processes, and batches that were promised."""
+    deadline = time.monotonic() + _ENDING_S
+    while left := set(host.processes()) - bed.expected_on(host):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    if left:
+        yield f"processes {sorted(left)} are left on {host.name}"
+    promised = [path.name for path in (host.disk / "redo").rglob("*") if path.is_file()]
+    if promised:
+        yield f"{len(promised)} files are left in the redo log: {promised[:4]}"
 
 
 def wrong_rows(table: RemoteTable, settings: Mapping[str, Any]) -> list[str]:
@@ -67,27 +84,25 @@ def wrong_rows(table: RemoteTable, settings: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def leaked(cluster: Cluster, table: RemoteTable) -> list[str]:
-    """Return what servers still hold when nobody asks them for anything any more."""
-    deadline = time.monotonic() + 1.5 * _SCANNER_TTL_S
-    while True:
-        left = [
-            f"{status['address']} still has {name} {value:g}"
-            for status in cluster.status()
-            for name in _LEFT
-            if (value := status["metrics"][f"tallybook_{name}"])
-        ]
-        if not left or time.monotonic() > deadline:
-            leases = cluster.coordinator.leases.all(table.table_id)
-            return left + [f"there is a lease still: {lease}" for lease in leases]
-        time.sleep(0.2)
+def wrong_filled(cluster: Cluster, settings: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with what backfills have left."""
+    try:
+        table = cluster.table(FILLED_TABLE)
+    except UnknownTable:
+        return []
+    least = settings["acknowledged"]["backfills"]
+    wrong = wrong_counts(table.scan().to_arrow()["a"], ROWS, least, least + 1)
+    return [] if wrong is None else [f"filled: {wrong}"]
 
 
 def main(settings: dict[str, Any]) -> None:
     """Print what is wrong."""
     with connect_to(settings) as cluster:
         table = cluster.table(TABLE)
-        print(json.dumps([*wrong_rows(table, settings), *leaked(cluster, table)]), flush=True)
+        wrong = [*wrong_rows(table, settings), *wrong_filled(cluster, settings)]
+        if settings["with_tiering"]:
+            wrong += [f"{KIND}: {each}" for each in wrong_copy(table, settings["seed"])]
+        print(json.dumps([*wrong, *leaked(cluster)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from tests.multihost.batches import (
     wrong_values,
 )
 from tests.multihost.budgets import BUDGETS, EXPECTED, BudgetExceeded, check_budget
+from tests.multihost.clients import apply_changes
 from tests.multihost.faults import FAULTS, SHORT
 from tests.multihost.history import History
-from tests.multihost.load import apply_changes
 from tests.multihost.parts import SESSION_S
 
 COLUMN = "plain"
