@@ -160,7 +160,7 @@ class Bucket:
 
     def stored_bytes(self) -> int:
         """Return how much of the disk the rows take, those that were written there."""
-        self._check_open()
+        self.check_open()
         return self._view.stored_bytes()
 
     @property

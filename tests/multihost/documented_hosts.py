@@ -14,8 +14,9 @@ from pathlib import Path
 from tests.multihost import systemctl
 from tests.multihost.history import History
 from tests.multihost.hosts import REPOSITORY, Host, Lab, command_line, needs_namespaces
-from tests.multihost.load import ALWAYS, BUCKETS
+from tests.multihost.load import ALWAYS
 from tests.multihost.parts import Part, ensemble, python_part
+from tests.multihost.sharing import BUCKETS
 from tests.multihost.spark import spark_home
 from tests.support.java_classes import SHORT_LIVED
 from tests.support.markdown import Block
