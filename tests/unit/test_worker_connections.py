@@ -7,7 +7,7 @@ import pytest
 
 from foundation.errors import SessionLost
 from server.client.cluster import Recipe
-from sink import executors, worker_connections
+from sink import worker_connections
 from sink.executors import ready_connection
 
 
@@ -61,7 +61,9 @@ def test_a_worker_looks_who_leads_once_per_epoch(clusters: list[FakeCluster]) ->
 
 
 def test_a_lost_session_is_replaced_before_rows_are_read(clusters: list[FakeCluster]) -> None:
-    first: Any = ready_connection(job_of("etl", 1))
-    first.lost = True
-    assert ready_connection(job_of("etl", 1)) is clusters[1]
-    assert executors.connected(job_of("etl", 1).recipe) is clusters[1]
+    job = job_of("etl", 1)
+    ready_connection(job)
+    clusters[0].lost = True
+    ready: Any = ready_connection(job)
+    shared: Any = worker_connections.connected(job.recipe)
+    assert ready is shared is clusters[1]
