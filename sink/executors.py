@@ -30,7 +30,7 @@ from recovery.writer.access import Answers, Grant, GrantedRows
 from recovery.writer.parts import PartSizes
 from recovery.writer.promise_objects import Contents
 from recovery.writer.redo import RedoLog
-from server.client.cluster import Recipe
+from server.client.cluster import Cluster, Recipe
 from server.client.remote_table import RemoteTable
 from server.client.uploads import Uploaded
 from server.client.writer_access import RemoteAccess
@@ -39,7 +39,7 @@ from server.protocol.definitions import ClusterTable
 from sink.frames import renamed
 from sink.quarantine import Quarantine
 from sink.rows import RowReader
-from sink.worker_connections import connected, disconnect
+from sink.worker_connections import connected, disconnect, is_new_epoch
 
 FOLDED = "bucket INT, position BIGINT, piece INT, payload BINARY"
 # What is for nobody's bucket carries counts, or an error, to whoever gathers the outcomes.
@@ -254,16 +254,28 @@ def _missing_partitions(job: Job, table: pa.Table) -> set[bytes]:
     return {target.partition_key for target in routes} - job.partitions
 
 
-def _put_connected(job: Job, unfolded: _Unfolded) -> dict[str, Any]:
-    """Put over the worker's connection, unless its session was lost since: then over a new one.
+def ready_connection(job: Job) -> Cluster:
+    """Return the worker's connection, or a new one if its session was lost since.
 
-    That is found out before the first row is read: rows come only once. Returns what is to be told.
+    Under an epoch that the worker has not heard of it looks first who is there.
     """
     try:
         connected(job.recipe).coordinator.store.sync()
     except SessionLost:
         disconnect(job.recipe)
     cluster = connected(job.recipe)
+    grant = job.grant
+    if is_new_epoch(job.recipe, grant.owner, grant.writer.epoch):
+        cluster.calls.directory.refresh()
+    return cluster
+
+
+def _put_connected(job: Job, unfolded: _Unfolded) -> dict[str, Any]:
+    """Put over a connection that is made ready before the first row is read: rows come only once.
+
+    Returns what is to be told.
+    """
+    cluster = ready_connection(job)
     access = RemoteAccess(cluster, RemoteTable(cluster, job.table), sizes=job.sizes)
     granted = GrantedRows(job.grant, job.reader.to_rows(unfolded.tables))
     if job.redo is not None:

@@ -21,7 +21,7 @@ SETTINGS = {
     "spark.shuffle.io.maxRetries": "1",
     "spark.shuffle.io.retryWait": "1s",
 }
-"""For a batch to go on about as soon as servers do, with their session time-out of 10 s."""
+"""Spark notices within some 10 s: the session time-out of servers, unless they are told another."""
 _LONG_S = 60.0
 
 

@@ -11,6 +11,7 @@ from server.client.cluster import Cluster, Recipe
 
 _lock = threading.Lock()
 _clusters: dict[bytes, Cluster] = {}
+_epochs: dict[tuple[bytes, str], int] = {}
 
 
 def connected(recipe: Recipe) -> Cluster:
@@ -29,6 +30,19 @@ def disconnect(recipe: Recipe) -> None:
         found = _clusters.pop(_key(recipe), None)
     if found is not None:
         found.close()
+
+
+def is_new_epoch(recipe: Recipe, owner: str, epoch: int) -> bool:
+    """Whether this process hears of this epoch of an owner for the first time.
+
+    A writer begins another one when a leader has moved: then what the connection knows of leaders
+    is old, and a server that is gone without a word would be waited for once more.
+    """
+    key = _key(recipe), owner
+    with _lock:
+        known = _epochs.get(key)
+        _epochs[key] = epoch
+    return known != epoch
 
 
 def _key(recipe: Recipe) -> bytes:

@@ -65,4 +65,3 @@ def test_a_server_whose_host_is_gone_is_started_elsewhere_and_ends_there(
     wait_until(lambda: victim not in on_hosts(hosts), f"{victim} has none", _DEADLINE_S)
     hosts.wait_until_gone_on(f"the cable of {victim} was plugged in", began)
     assert on_hosts(hosts) == sorted([spare, other])
-    print(hosts.told())
