@@ -23,8 +23,8 @@ from merge_engine.schema.builder import SchemaBuilder
 from server.protocol.definitions import define
 from tallybook import AggFunction
 
-_DEADLINE_S = 120.0
-_POLL_S = 0.05
+_DEADLINE_S = 200.0
+_POLL_S = 0.1
 _QUIET_S = 3.0
 _CHANGE_S = 1.5
 

@@ -244,9 +244,12 @@ class Leadership:
 
     def _want(self, missing: Sequence[LeadKey]) -> None:
         """Take what nobody leads, and open it; warm up for what another live server leads."""
-        holders = self._coordinator.leaders.holders(missing) if missing else {}
-        taken = [key for key in missing if holders.get(key) == self._server.name]
-        free = [key for key in missing if key not in holders]
+        # Those that wait to be opened are ours, as far as we know, and not asked for every time.
+        taken = sorted(set(missing).intersection(self._openings.waiting()))
+        unknown = sorted(set(missing).difference(taken))
+        holders = self._coordinator.leaders.holders(unknown) if unknown else {}
+        taken += [key for key in unknown if holders.get(key) == self._server.name]
+        free = [key for key in unknown if key not in holders]
         for first in range(0, len(free), AT_ONCE):
             taken += self._coordinator.leaders.take(self._server, free[first : first + AT_ONCE])
             hit("leadership.taken")

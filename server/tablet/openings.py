@@ -112,6 +112,14 @@ class Openings:
         with self._changed:
             return frozenset(self._busy)
 
+    def waiting(self) -> Collection[LeadKey]:
+        """Return the buckets that were taken, and wait to be opened, or are being opened.
+
+        Not those with which something was wrong: their nodes may not be ours any more.
+        """
+        with self._changed:
+            return self._taken.difference(self._failures)
+
     def claim(self, key: LeadKey) -> bool:
         """Keep a bucket from being opened until it is wanted again; False if somebody is at it.
 

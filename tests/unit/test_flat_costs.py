@@ -4,22 +4,26 @@ The servers are those of `benchmarks/scale`: real but for their data. What they 
 and what it tells them, is counted, never timed. `docs/scale.md` has the figures of large clusters.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from benchmarks.scale.counting import Counts
-from benchmarks.scale.simulated import SimulatedServer
+from benchmarks.scale.simulated import NoDataHosting, SimulatedServer
 from foundation.ids import BucketId, LeadKey
 from locks.cluster.placement import place
 from locks.coordinator import Coordinator
 from locks.store.memory import MemoryCoordination
 from server.protocol.definitions import define, evolved
 from server.tablet.config import HandOverConfig
+from server.tablet.openings import OPEN_AT_ONCE
 from tests.conftest import SUMS
 from tests.support.buckets import ADDED
+from tests.support.zookeeper_server import wait_until
 
 FEW, MANY = 4, 16
 BUCKETS = 64
@@ -167,3 +171,29 @@ def test_a_change_costs_a_server_the_same_among_few_and_many(
     few, many = cost_of(change, FEW), cost_of(change, MANY)
     assert replace(few, bytes=0, syncs=0) == most
     assert replace(many, bytes=0, syncs=0) == most
+
+
+def test_leads_that_wait_to_be_opened_are_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a server with much to open would ask for all of it, every second, until it is done."""
+    go_on = threading.Event()
+    real = NoDataHosting.open
+
+    def slow(hosting: NoDataHosting, key: LeadKey, *sources: Any) -> None:
+        assert go_on.wait(DEADLINE_S)
+        real(hosting, key, *sources)
+
+    monkeypatch.setattr(NoDataHosting, "open", slow)
+    crowd = Crowd()
+    crowd.outside.tables.create("sums", define(SUMS, BUCKETS, column_locks=True, options={}))
+    server = crowd.join()
+    server.leadership.reconcile()
+    wait_until(lambda: server.store.counts.reads >= BUCKETS + OPEN_AT_ONCE, "some to be opened")
+    before = server.store.counts
+    server.leadership.reconcile()
+    assert server.store.counts == before
+    go_on.set()
+    assert server.leadership.wait(DEADLINE_S)
+    assert len(server.hosting.led()) == BUCKETS
+    server.close()
