@@ -35,6 +35,7 @@ STEPS = (
     *("before_put", "redo_written", "prepared", "put", "sealed", "committed"),
 )
 _LONGEST_SLEEP_S = 6.0
+_LATEST_S = 12.0
 _PAUSE_S = 0.2
 _MOST_BATCHES = 6
 
@@ -213,8 +214,8 @@ class Rival:
             late.end_recovery(grant.writer, fenced.results)
             late.put(self._late_rows(columns, replace(grant, terms=fenced.results)))
 
-        late_s, fences = chance.uniform(0, _LONGEST_SLEEP_S), chance.random() < 0.5
-        self._era.later(late_s, fence_and_put if fences else put)
+        for call in (put, fence_and_put):
+            self._era.later(chance.uniform(TTL_MS / 1000, _LATEST_S), call)
 
     def _late_rows(self, columns: list[str], grant: Grant) -> GrantedRows:
         number = self._era.ledger.begin_late(columns)
