@@ -64,6 +64,7 @@ class Bed:
             "tls_root": str(certificate),
             "seed": seed,
             "kinds": [*kinds],
+            "without": without,
         }
         client = self.host("client")
         self.settings["redo"] = client.inside("redo")

@@ -16,6 +16,7 @@ from typing import Any
 
 from foundation.errors import LockHeld, TallybookError
 from foundation.failpoints import arm
+from locks.store.base import Conflict
 from merge_engine.bucket.results import BucketResult, UndoResult
 from recovery.writer.access import Answers, DebtUndo, Grant, GrantedRows
 from recovery.writer.batch_work import RowsWork
@@ -152,6 +153,10 @@ class Rival:
                 pass
             except TallybookError as exc:
                 self._era.shared.check_error("rivals", exc)
+            except Conflict:
+                # Of a commit that was made unconditional, to see what comes of it.
+                if self._era.shared.settings["without"] is None:
+                    raise
             self._era.over.wait(_PAUSE_S)
 
     def _live(self) -> None:
