@@ -24,7 +24,7 @@ SERVERS = ("t1", "t2", "t3")
 SPARES = ("t4", "t5", "t6")
 _DEADLINE_S = 150.0
 # Those that have nothing to tell, or take their time by themselves: nobody waits for them.
-SELDOM = {"observer", "backfills", "leases", "snapshots"}
+SELDOM = {"observer", "alters", "backfills", "leases", "snapshots"}
 
 
 class Bed:
@@ -64,6 +64,7 @@ class Bed:
             "tls_root": str(certificate),
             "seed": seed,
             "kinds": [*kinds],
+            "without": without,
         }
         client = self.host("client")
         self.settings["redo"] = client.inside("redo")

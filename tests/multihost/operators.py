@@ -34,6 +34,8 @@ DAYS_TABLE = "days"
 _EXTRA = "extra"
 _EXTRA_KEYS = {"k": list(range(10))}
 _PAUSE_S = 3.0
+# Longer than it takes to read changes, which begins again when the table was altered meanwhile.
+_ALTER_PAUSE_S = 20.0
 _LEASE_S = 20.0
 _LOOKS_AT_LEASE = 8
 _DAY_KEYS = 20
@@ -65,7 +67,7 @@ def alter(shared: Shared, cluster: Cluster) -> None:
 
     for number in count():
         shared.until_it_works("alters", number, one)
-        if shared.stopping.wait(_PAUSE_S):
+        if shared.stopping.wait(_ALTER_PAUSE_S):
             return
 
 

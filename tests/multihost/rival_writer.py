@@ -16,6 +16,7 @@ from typing import Any
 
 from foundation.errors import LockHeld, TallybookError
 from foundation.failpoints import arm
+from locks.store.base import Conflict
 from merge_engine.bucket.results import BucketResult, UndoResult
 from recovery.writer.access import Answers, DebtUndo, Grant, GrantedRows
 from recovery.writer.batch_work import RowsWork
@@ -35,6 +36,7 @@ STEPS = (
     *("before_put", "redo_written", "prepared", "put", "sealed", "committed"),
 )
 _LONGEST_SLEEP_S = 6.0
+_LATEST_S = 12.0
 _PAUSE_S = 0.2
 _MOST_BATCHES = 6
 
@@ -151,6 +153,10 @@ class Rival:
                 pass
             except TallybookError as exc:
                 self._era.shared.check_error("rivals", exc)
+            except Conflict:
+                # Of a commit that was made unconditional, to see what comes of it.
+                if self._era.shared.settings["without"] is None:
+                    raise
             self._era.over.wait(_PAUSE_S)
 
     def _live(self) -> None:
@@ -213,8 +219,8 @@ class Rival:
             late.end_recovery(grant.writer, fenced.results)
             late.put(self._late_rows(columns, replace(grant, terms=fenced.results)))
 
-        late_s, fences = chance.uniform(0, _LONGEST_SLEEP_S), chance.random() < 0.5
-        self._era.later(late_s, fence_and_put if fences else put)
+        for call in (put, fence_and_put):
+            self._era.later(chance.uniform(TTL_MS / 1000, _LATEST_S), call)
 
     def _late_rows(self, columns: list[str], grant: Grant) -> GrantedRows:
         number = self._era.ledger.begin_late(columns)
