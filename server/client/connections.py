@@ -183,7 +183,7 @@ class Connections:
         with self._calling(address) as client:
             writer, reader = client.do_exchange(descriptor, self._waiting(timeout_s))
             exchange = Exchange(
-                lambda error: self._error_of(error, address, client), writer, reader
+                lambda error: self._error_of(error, address, client, waited=False), writer, reader
             )
             self._exchanges.add(exchange)
             writer.begin(schema)
@@ -212,8 +212,18 @@ class Connections:
         except (flight.FlightError, pa.ArrowException, OSError) as exc:
             raise self._error_of(exc, address, client) from exc
 
-    def _error_of(self, error: Exception, address: str, client: flight.FlightClient) -> Exception:
-        """Return the server's error as ours; the network's is Broken: its connection is dropped."""
+    def _error_of(
+        self,
+        error: Exception,
+        address: str,
+        client: flight.FlightClient,
+        *,
+        waited: bool = True,
+    ) -> Exception:
+        """Return the server's error as ours; the network's is Broken: its connection is dropped.
+
+        `waited`: for as long as for any answer. An exchange is short: one that ends says little.
+        """
         if isinstance(error, flight.FlightError):
             told = wire.from_flight_error(error)
             if told is not None:
@@ -221,7 +231,7 @@ class Connections:
                 return told
         else:  # The stream broke off in Arrow's own hands.
             error = flight.FlightError(str(error))
-        self._drop(address, client)
+        self._drop(address, client, waited=waited)
         return _tls_refusal(address, error) or Broken(address, error)
 
     def _client(self, address: str) -> flight.FlightClient:
@@ -243,11 +253,13 @@ class Connections:
             generic_options=_OPTIONS,
         )
 
-    def _drop(self, address: str, client: flight.FlightClient) -> None:
+    def _drop(self, address: str, client: flight.FlightClient, *, waited: bool) -> None:
         """Connect anew next time: what broke may stay broken. Others may still be using it."""
         with self._lock:
             if self._clients.get(address) is client:
                 del self._clients[address]
+                if not waited:
+                    return
                 before_s = self._patience_s.get(address, _FIRST_PATIENCE_S / 2)
                 self._patience_s[address] = min(2 * before_s, _MOST_PATIENCE_S)
 
