@@ -15,7 +15,6 @@ from tests.multihost.parts import Part, TabletServer, ensemble, python_part
 from tests.multihost.sharing import BUCKETS
 from tests.multihost.sink_job import ROUTES
 from tests.multihost.spark import MASTER, driver_on, master_on, wait_until_up, worker_on
-from tests.multihost.tiering_job import KIND
 from tests.support.certificates import make_certificate
 from tests.support.zookeeper_server import needs_java, wait_until
 
@@ -23,7 +22,8 @@ ZOOKEEPERS = ("zk1", "zk2", "zk3")
 SERVERS = ("t1", "t2", "t3")
 SPARES = ("t4", "t5", "t6")
 _DEADLINE_S = 150.0
-# Those that have nothing to tell, or take their time by themselves: nobody waits for them.
+# Those that have nothing to tell, or take their time by themselves: nobody waits for them, nor for
+# the tiering job, whose rounds take long where the object store is slow.
 SELDOM = {"observer", "alters", "backfills", "leases", "snapshots"}
 
 
@@ -120,7 +120,6 @@ class Bed:
         began = time.monotonic()
         wanted = {server.address for server in self.servers}
         kinds = {*self.settings["kinds"], *(ROUTES if self.workers else ())} - SELDOM
-        kinds |= {KIND} if self.with_tiering else set()
 
         def settled() -> bool:
             while_waiting()

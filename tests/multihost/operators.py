@@ -36,8 +36,9 @@ _EXTRA_KEYS = {"k": list(range(10))}
 _PAUSE_S = 3.0
 # Longer than it takes to read changes, which begins again when the table was altered meanwhile.
 _ALTER_PAUSE_S = 20.0
-_LEASE_S = 20.0
-_LOOKS_AT_LEASE = 8
+_LEASE_S = 30.0
+# In all, longer than it takes until two later snapshots of each bucket are there.
+_LOOKS_AT_LEASE, _LOOK_AT_LEASE_S = 8, 5.0
 _DAY_KEYS = 20
 _DAY_BATCHES = 3
 _DAYS_KEPT = 3
@@ -81,7 +82,7 @@ def take_snapshots(shared: Shared, cluster: Cluster) -> None:
 
     for number in count():
         shared.until_it_works("snapshots", number, one)
-        if shared.stopping.wait(_PAUSE_S / len(buckets)):
+        if shared.stopping.wait(_PAUSE_S):
             return
 
 
@@ -121,7 +122,7 @@ def _look_at_lease(shared: Shared, table: RemoteTable, held: SnapshotLease) -> N
         elif rows != before:
             shared.say_wrong("leases: what is leased reads otherwise than before")
         before = rows
-        if shared.stopping.wait(_PAUSE_S / 2):
+        if shared.stopping.wait(_LOOK_AT_LEASE_S):
             return
 
 

@@ -41,6 +41,8 @@ def pass_verdict(bed: Bed) -> None:
     said = part.program.last_words(1)
     assert said.startswith("["), f"there was no verdict: {part.program.last_words(30)}"
     wrong = [*bed.history.wrong, *json.loads(said)]
+    if bed.with_tiering and not bed.history.of(KIND, 0):
+        wrong.append("the tiering job has not done a round")
     for host in bed.lab.hosts.values():
         wrong += _left_on(bed, host)
     assert not wrong, "; ".join(wrong)
