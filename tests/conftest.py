@@ -103,6 +103,13 @@ def undo(
     return bucket.undo(debtor, ids, UndoRange(from_offset, until), **how)
 
 
+def pay(
+    bucket: Bucket, debtor: str, columns: Sequence[str], from_offset: int, **how: Any
+) -> UndoResult:
+    """Undo what a lock's holder has not committed."""
+    return undo(bucket, debtor, columns, from_offset, locked=True, **how)
+
+
 class BucketFactory:
     """Opens buckets in a directory: `<name>/log` and `<name>/view`; closes them at the end."""
 

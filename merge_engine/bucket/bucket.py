@@ -275,6 +275,7 @@ class Bucket:
         column_ids: Collection[int],
         wanted: UndoRange,
         *,
+        locked: bool = False,
         check: Callable[[], None] = lambda: None,
         go_on: Callable[[], bool] = to_the_end,
     ) -> UndoResult:
@@ -286,12 +287,15 @@ class Bucket:
         long range is undone in several steps, and others write in between: `check` is called
         before each of them, and before anything is written.
 
+        `locked`: it pays a column lock's debt, so that what it takes back was never committed, and
+        is left out by committed reads. Without, it is a change to them like any other.
+
         When `go_on` says no, it ends early, but gets further with every call: call it again with
         the result's `rest`.
         """
         # One at a time: each step goes further back, and those of two must not be mixed.
         with self._undoing.setdefault(debtor, FairLock()):
-            steps = UndoSteps(self._inner, self.exclusive, self._options)
+            steps = UndoSteps(self._inner, self.exclusive, self._options, locked=locked)
             return steps.undo(debtor, column_ids, wanted, check=check, go_on=go_on)
 
     def lookup(

@@ -12,8 +12,9 @@ Layout of the object, named `<first offset>-<end offset>.rolled`, both in 20 dig
     checksum          u64, little-endian: xxh3_64 of everything from the index on
 
 The index stands at the end, so that whoever wants headers
-only fetches no more than that. Its headers are those of segments of format 3, whatever the format
-of the segments: a new field of a header takes a new format here, too.
+only fetches no more than that. Its headers are those of segments of format 4, whatever the format
+of the segments: a new field of a header takes a new format here, too. In format 1 they are those of
+format 3.
 """
 
 import io
@@ -23,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import xxhash
@@ -34,6 +35,7 @@ from merge_engine.bucket.segment import (
     Segment,
     SegmentHeader,
     decode_segment,
+    header_before_format_4,
     header_of,
     segment_name,
 )
@@ -188,12 +190,22 @@ def _corrupt(name: str, what: str) -> CorruptSegment:
 
 
 def _read_format_1(name: str, listed: bytes) -> RolledIndex:
+    return _to_index(name, listed, header_before_format_4)
+
+
+def _read_format_2(name: str, listed: bytes) -> RolledIndex:
+    return _to_index(name, listed, header_of)
+
+
+def _to_index(
+    name: str, listed: bytes, to_header: Callable[[dict[str, Any]], SegmentHeader]
+) -> RolledIndex:
     entries = json.loads(listed)
     lengths = (length for length, _ in entries)
-    headers = [header_of(fields) for _, fields in entries]
+    headers = [to_header(fields) for _, fields in entries]
     return RolledIndex(name, headers, list(accumulate(lengths, initial=0)))
 
 
 FORMATS: Formats[Callable[[str, bytes], RolledIndex]] = Formats(
-    name="rolled", current=1, readers={1: _read_format_1}, error=UnknownFormat
+    name="rolled", current=2, readers={1: _read_format_1, 2: _read_format_2}, error=UnknownFormat
 )

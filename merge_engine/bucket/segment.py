@@ -15,13 +15,14 @@ has a token to remember, and an undo of changes that had cancelled each other. T
 the columns that it is about; earlier releases named none, and meant all.
 
 Format 2 has `part` and `more` in the header, for puts of several segments; format 1 is read as puts
-of one. Format 3 has `locked`: of puts before it, it is not known, and read as not.
+of one. Format 3 has `locked`: of puts before it, it is not known, and read as not. Format 4 has it
+of undos, too: of those before it, it is not known, and read as yes.
 """
 
 import json
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -73,7 +74,8 @@ class SegmentHeader:
     `owner` is whose columns changed: the writer's own, or the debtor's in an undo. `undo_from` is
     the offset that an undo goes back to. A large put is several segments, the parts 0, 1, ... of
     one token; all but the last say that there is `more` to come, and the token is applied with it.
-    `locked`: it was put by the holder of a column lock, whose epoch is in the token.
+    `locked`: it was put by the holder of a column lock, whose epoch is in the token; or it is an
+    undo that pays a lock's debt.
     """
 
     kind: SegmentKind
@@ -101,6 +103,14 @@ class SegmentHeader:
     def lock_token(self) -> Token | None:
         """The token, if its epoch is that of a lock: whoever has none chooses his tokens."""
         return self.token if self.locked else None
+
+    @property
+    def is_payment(self) -> bool:
+        """Whether it takes back what no commit has covered: nobody is to see either of the two.
+
+        Any other undo is a change: what was put without a lock is committed as soon as it is put.
+        """
+        return self.kind is SegmentKind.UNDO and self.locked
 
     @property
     def is_change(self) -> bool:
@@ -290,17 +300,28 @@ def header_of(fields: dict[str, Any]) -> SegmentHeader:
     )
 
 
+def header_before_format_4(fields: dict[str, Any]) -> SegmentHeader:
+    """Return the header whose fields JSON has said, before undos said what they are."""
+    header = header_of(fields)
+    return replace(header, locked=True) if header.kind is SegmentKind.UNDO else header
+
+
 def _read_format_1(table: pa.Table) -> Segment:
-    return _from_table(header_of({**_fields_of(table), "part": 0, "more": False}), table)
+    fields = {**_fields_of(table), "part": 0, "more": False}
+    return _from_table(header_before_format_4(fields), table)
 
 
 def _read_format_2(table: pa.Table) -> Segment:
+    return _from_table(header_before_format_4(_fields_of(table)), table)
+
+
+def _read_format_4(table: pa.Table) -> Segment:
     return _from_table(header_of(_fields_of(table)), table)
 
 
 FORMATS: Formats[Callable[[pa.Table], Segment]] = Formats(
     name="segment",
-    current=3,
-    readers={1: _read_format_1, 2: _read_format_2, 3: _read_format_2},
+    current=4,
+    readers={1: _read_format_1, 2: _read_format_2, 3: _read_format_2, 4: _read_format_4},
     error=UnknownFormat,
 )

@@ -24,10 +24,13 @@ Exclusive = Callable[[], AbstractContextManager[None]]
 class UndoSteps:
     """Undoes changes of one owner at a time. The caller sees to that."""
 
-    def __init__(self, inner: LogAndView, exclusive: Exclusive, options: BucketOptions) -> None:
+    def __init__(
+        self, inner: LogAndView, exclusive: Exclusive, options: BucketOptions, *, locked: bool
+    ) -> None:
         self._inner = inner
         self._exclusive = exclusive
         self._options = options
+        self._locked = locked
 
     def undo(
         self,
@@ -145,6 +148,13 @@ class UndoSteps:
             self._inner.catch_up()
             self._inner.view.make_room()
             located, merged = self._inner.merge(update)
-            plan = Plan(update=update, owner=debtor, token=None, located=located, merged=merged)
+            plan = Plan(
+                update=update,
+                owner=debtor,
+                token=None,
+                located=located,
+                merged=merged,
+                locked=self._locked,
+            )
             hit("undo.planned")
             return self._inner.write(plan, SegmentKind.UNDO, undo_from=back_to).changed

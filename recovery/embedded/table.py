@@ -178,12 +178,7 @@ class Table(EmbeddedTable, Standing):
         first, last = self._span(since, until)
 
         def read(bucket: BucketId) -> Iterator[pa.RecordBatch]:
-            found = open_changes_between(
-                self.bucket(bucket),
-                first.at(bucket),
-                last.at(bucket),
-                locked=last.epoch is not None,
-            )
+            found = open_changes_between(self.bucket(bucket), first.at(bucket), last.at(bucket))
             return (batch for batch, _ in found.records() if batch.num_rows)
 
         wanted = chosen_buckets(self.bucket_ids(), buckets)

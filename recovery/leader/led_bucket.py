@@ -123,7 +123,7 @@ class LedBucket:
             self._check(writer, term, ids)
             self._writers.check_payment(writer)
 
-        return self._undo(debtor, ids, wanted, check, go_on)
+        return self._undo(debtor, ids, wanted, check, go_on, locked=True)
 
     def undo_unlocked(
         self,
@@ -136,7 +136,7 @@ class LedBucket:
         """The same for a table without column locks, where nobody is refused."""
         if self.locked:
             raise _unlocked()
-        return self._undo(debtor, frozenset(columns), wanted, lambda: None, go_on)
+        return self._undo(debtor, frozenset(columns), wanted, lambda: None, go_on, locked=False)
 
     def _undo(
         self,
@@ -145,9 +145,13 @@ class LedBucket:
         wanted: UndoRange,
         check: Callable[[], None],
         go_on: Callable[[], bool],
+        *,
+        locked: bool,
     ) -> UndoResult:
         try:
-            return self.bucket.undo(debtor, columns, wanted, check=check, go_on=go_on)
+            return self.bucket.undo(
+                debtor, columns, wanted, locked=locked, check=check, go_on=go_on
+            )
         except OffsetOutOfRange:
             self.bucket.confirm()  # One that was deposed has less of the log than there is.
             raise

@@ -11,7 +11,7 @@ from merge_engine.bucket.changelog import change_records, changelog_schema
 from merge_engine.bucket.segment import Segment, SegmentHeader
 from merge_engine.encoding.stored_rows import SchemaHistory
 from recovery.reader.cut import BucketCut
-from recovery.reader.isolation import ReadRecords, committed_changes, undone_between, undone_of
+from recovery.reader.isolation import ReadRecords, committed_changes, undone_columns, undone_of
 from recovery.reader.later import later_headers, read_later
 
 
@@ -61,21 +61,16 @@ def open_changes(
 
 
 def open_changes_between(
-    bucket: Bucket,
-    since: BucketCut | None,
-    until: BucketCut,
-    *,
-    after: int = 0,
-    locked: bool = True,
+    bucket: Bucket, since: BucketCut | None, until: BucketCut, *, after: int = 0
 ) -> BucketChanges:
     """Return the changes that lead from one cut to a later one, without what was undone again.
 
     `since` None: from as far back as there is a log. `after`: from this offset on, for whoever has
-    had what comes before. `locked`: whether the table has column locks; see `undone_between`.
-    Deposed: another leader has come, and knows more. CutTooOld: some of the changes were cleaned.
+    had what comes before. Deposed: another leader has come, and knows more. CutTooOld: some of the
+    changes were cleaned.
     """
     headers = headers_between(bucket, since, until)
-    undone = undone_between(headers, locked=locked)
+    undone = undone_columns(headers)
     wanted = [
         one
         for one in headers

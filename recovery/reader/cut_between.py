@@ -14,7 +14,7 @@ from foundation.ids import BucketId, Token
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.segment import SegmentHeader
 from recovery.reader.cut import LAST_BATCH, Cut, OwnerCut
-from recovery.reader.isolation import undone_between, undone_of
+from recovery.reader.isolation import undone_columns, undone_of
 
 # So many batches of a bucket are told one by one; of each epoch, those that follow are one piece.
 MOST_PIECES = 2_000
@@ -43,11 +43,9 @@ class Piece(NamedTuple):
         )
 
 
-def pieces_of(
-    headers: Sequence[SegmentHeader], most: int = MOST_PIECES, *, locked: bool = True
-) -> tuple[Piece, ...]:
+def pieces_of(headers: Sequence[SegmentHeader], most: int = MOST_PIECES) -> tuple[Piece, ...]:
     """Return what the changes between two cuts are made of; what was undone is left out."""
-    undone = undone_between(headers, locked=locked)
+    undone = undone_columns(headers)
     pieces: dict[object, Piece] = {}
     for header in headers:
         columns = frozenset(header.column_ids) - undone_of(undone, header)

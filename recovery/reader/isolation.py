@@ -10,6 +10,9 @@ committed. Hence the order of every committed read:
    there has been committed or undone by now;
 3. confirm the leadership: so the log has every undo that was paid before the records were read;
 4. leave out what is unresolved, and what an undo up to *now*, not just up to the pin, takes back.
+
+Only undos that pay a debt are left out, with what they take back. What was put without a lock has
+been committed, and perhaps read, by then: an undo of that is a change like any other.
 """
 
 from bisect import bisect_left
@@ -22,7 +25,7 @@ from foundation.ids import BucketId
 from locks.column_locks.acquisition import unpaid
 from locks.column_locks.records import LockRecord
 from merge_engine.bucket.bucket import Bucket
-from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
+from merge_engine.bucket.segment import Segment, SegmentHeader
 
 ReadRecords = Callable[[], Mapping[str, LockRecord]]
 """Reads all lock records of the table, in sync with ZooKeeper: not from watches."""
@@ -113,9 +116,9 @@ def committed_changes(
 ) -> CommittedChanges:
     """Return the changes in [from, to) below the last stable offset, as `Bucket.read_log` has them.
 
-    Writes that were undone are left out together with their undo, in the columns that this was
-    about. If nothing is stable beyond `from_offset` yet, there are none, and its `end` is where it
-    starts.
+    Writes that were undone as a debt are left out together with their undo, in the columns that
+    this was about. If nothing is stable beyond `from_offset` yet, there are none, and its `end` is
+    where it starts.
     """
     stable = last_stable_offset(bucket, key, read_records)
     if not bucket.start_offset <= from_offset <= bucket.end_offset:
@@ -130,13 +133,16 @@ def committed_changes(
 
 
 def undone_columns(headers: Sequence[SegmentHeader]) -> dict[int, frozenset[int]]:
-    """Return the columns, by the base of a segment, in which it was undone or is an undo."""
+    """Return the columns, by the base of a segment, in which it was undone or is an undo.
+
+    As a debt. The headers may be those between two cuts: what is undone so was in neither.
+    """
     undone: dict[int, frozenset[int]] = {}
     # By owner and column: the furthest that the undos seen so far go back. None: of all columns,
     # as an undo without rows of an earlier release has it.
     back_to: dict[tuple[str, int | None], int] = {}
     for header in reversed(headers):
-        if header.kind is SegmentKind.UNDO:
+        if header.is_payment:
             start = undo_start(header)
             for column in header.column_ids or (None,):
                 at = header.owner, column
@@ -148,15 +154,6 @@ def undone_columns(headers: Sequence[SegmentHeader]) -> dict[int, frozenset[int]
             if gone:
                 undone[header.base_offset] = frozenset(gone)
     return undone
-
-
-def undone_between(headers: Sequence[SegmentHeader], *, locked: bool) -> dict[int, frozenset[int]]:
-    """Return the same of the changes between two cuts of a table, with column locks or without.
-
-    What is undone of a lock's holder was in no cut. Without locks, a put is in every cut from then
-    on, and what brings it back is a change like any other: nothing is left out.
-    """
-    return undone_columns(headers) if locked else {}
 
 
 def undone_of(undone: Mapping[int, frozenset[int]], header: SegmentHeader) -> frozenset[int]:
@@ -203,7 +200,7 @@ class _Tail:
             if header.is_change:
                 self._bases.setdefault(header.owner, []).append(header.base_offset)
                 self._ends.setdefault(header.owner, []).append(-header.end_offset)
-            if header.kind is SegmentKind.UNDO:
+            if header.is_payment:
                 self.undos.append(header)
 
     def first_change(self, owner: str, offset: int, before: int) -> int:

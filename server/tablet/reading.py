@@ -61,7 +61,7 @@ class Reading:
         since, until = (table.check_cut(cut).at(key.bucket) for cut in (call.since, call.until))
         bucket = self._hosting.get(key).bucket
         self._session.check()
-        found = open_changes_between(bucket, since, until, after=call.after, locked=table.locked)
+        found = open_changes_between(bucket, since, until, after=call.after)
         return found.schema, _messages(found)
 
     def pieces(self, call: ChangedPieces) -> ChangedPiecesAnswer:
@@ -73,7 +73,7 @@ class Reading:
 
         def pieces(one: LedBucket) -> tuple[Piece, ...]:
             headers = headers_between(one.bucket, since.at(one.key), until.at(one.key))
-            return pieces_of(headers, locked=table.locked)
+            return pieces_of(headers)
 
         results = tuple(self._map(pieces, led))
         return ChangedPiecesAnswer(session=self._session.name, results=results)

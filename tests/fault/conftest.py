@@ -6,7 +6,7 @@ import pytest
 
 from server.client.cluster import Cluster
 from server.launch.local_cluster import LocalCluster
-from tests.fault.cluster_load import client_of, local_cluster
+from tests.fault.cluster_load import DEADLINE_S, client_of, local_cluster
 
 
 @pytest.fixture(scope="module")
@@ -23,4 +23,15 @@ def client(cluster: LocalCluster) -> Iterator[Cluster]:
             server.start()
     cluster.wait_until_joined()
     with client_of(cluster) as connected:
+        yield connected
+
+
+@pytest.fixture
+def patient(cluster: LocalCluster, client: Cluster) -> Iterator[Cluster]:
+    """Connect a client that waits for an answer as long as for a call.
+
+    For puts without a token, which are in doubt once an answer is given up: a slow machine is none
+    of the faults that are looked at.
+    """
+    with client_of(cluster, attempt_s=DEADLINE_S) as connected:
         yield connected

@@ -15,6 +15,7 @@ from server.client.remote_table import RemoteTable
 from server.launch.local_cluster import LocalCluster
 from tests.fault.cluster_load import (
     BUCKETS,
+    DEADLINE_S,
     LONGER,
     SCHEMA,
     SESSION_TIMEOUT_S,
@@ -120,16 +121,18 @@ def test_of_a_client_that_was_killed_any_time_the_last_batch_alone_is_in_doubt(
 
 @pytest.mark.parametrize("tokens", [False, True] if LONGER else [False])
 def test_a_server_that_joins_and_leaves_is_a_pause_for_clients(
-    tokens: bool, cluster: LocalCluster, client: Cluster, tmp_path: Path
+    tokens: bool, cluster: LocalCluster, client: Cluster, patient: Cluster, tmp_path: Path
 ) -> None:
     """Not even a put without a token, which cannot be sent twice, is in doubt."""
     # Six buckets, so that the third server has its share wherever it listens.
     table = client.create_table(f"six_{next(_numbers)}", SCHEMA, buckets=6, column_locks=False)
-    with noted(8), Load(client, table.name, 8, tokens=tokens) as load:
+    with noted(8), Load(patient, table.name, 8, tokens=tokens) as load:
         with another_server(cluster, tmp_path) as third:
             load.go_on()
             third.start()
-            wait_until(lambda: third.address in leaders(client, table).values(), "it leads", 30)
+            wait_until(
+                lambda: third.address in leaders(client, table).values(), "it leads", DEADLINE_S
+            )
             load.go_on(30, "with the third server")
             third.stop()
             load.go_on(30, "without the third server")

@@ -47,7 +47,10 @@ _numbers = count()
 
 
 def fill_wide(table: RemoteTable) -> dict[int, int]:
-    """Fill a table with rows that take many batches; return what a scan has to show."""
+    """Fill a table with rows that take many batches; return what a scan has to show.
+
+    The table is a patient client's: a put of so much takes long on a slow machine.
+    """
     for start in range(0, WIDE_ROWS, 50):
         keys = list(range(start, start + 50))
         table.put({"k": keys, "a": keys, "note": [WIDE] * 50})
@@ -169,9 +172,10 @@ def open_rows(table: RemoteTable, bucket: BucketId) -> RowStream:
 
 @pytest.mark.parametrize("how", ["stop", "kill", "kill and start"])
 def test_a_leader_that_goes_in_the_middle_of_a_scan_ends_it_unless_it_is_at_a_cut(
-    how: str, cluster: LocalCluster, client: Cluster, one_bucket: RemoteTable
+    how: str, cluster: LocalCluster, client: Cluster, patient: Cluster, one_bucket: RemoteTable
 ) -> None:
-    table = one_bucket
+    # Where a connection breaks, nobody has to lose patience.
+    table = patient.table(one_bucket.name)
     expected = fill_wide(table)
     leader = leader_of(cluster, client, table)
     seen, at_a_cut = iter(table.scan(isolation="latest")), iter(table.scan())
@@ -203,9 +207,9 @@ def test_a_leader_that_goes_in_the_middle_of_a_scan_ends_it_unless_it_is_at_a_cu
 
 
 def test_a_leader_that_hangs_is_left_for_the_next_one(
-    cluster: LocalCluster, client: Cluster, one_bucket: RemoteTable
+    cluster: LocalCluster, client: Cluster, patient: Cluster, one_bucket: RemoteTable
 ) -> None:
-    expected = fill_wide(one_bucket)
+    expected = fill_wide(patient.table(one_bucket.name))
     leader = leader_of(cluster, client, one_bucket)
     seen, at_a_cut = iter(one_bucket.scan(isolation="latest")), iter(one_bucket.scan())
     first, begun = next(seen), [next(at_a_cut)]
@@ -217,9 +221,9 @@ def test_a_leader_that_hangs_is_left_for_the_next_one(
 
 
 def test_a_reader_who_takes_longer_than_a_stream_lasts_gets_every_row_once(
-    client: Cluster, one_bucket: RemoteTable, monkeypatch: pytest.MonkeyPatch
+    patient: Cluster, one_bucket: RemoteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = fill_wide(one_bucket)
+    expected = fill_wide(patient.table(one_bucket.name))
     resumed: list[BucketRows] = []
     resume = BucketRows._resume
 
@@ -247,10 +251,10 @@ def _read_to_the_end(batches: Iterator[pa.RecordBatch], at_most: int) -> None:
 
 
 def test_rows_that_are_taken_whole_come_while_leaders_move(
-    cluster: LocalCluster, client: Cluster, table: RemoteTable
+    cluster: LocalCluster, client: Cluster, patient: Cluster, table: RemoteTable
 ) -> None:
     wait_until_led(client, table, cluster.servers)
-    expected = fill_wide(table)
+    expected = fill_wide(patient.table(table.name))
     stopping = threading.Event()
     isolations = cycle(["committed", "latest"])
     counted = []
@@ -282,12 +286,12 @@ def test_rows_that_are_taken_whole_come_while_leaders_move(
 
 
 def test_scanners_do_not_keep_a_bucket_from_moving_there_and_back(
-    cluster: LocalCluster, client: Cluster, table: RemoteTable
+    cluster: LocalCluster, client: Cluster, patient: Cluster, table: RemoteTable
 ) -> None:
     stays, comes = cluster.servers
     comes.stop()
     wait_until_led(client, table, [stays])
-    expected = fill_wide(table)
+    expected = fill_wide(patient.table(table.name))
     began = len(stays.log_path.read_text())
     for _ in range(2):
         held: list[Any] = []
@@ -313,9 +317,9 @@ def test_scanners_do_not_keep_a_bucket_from_moving_there_and_back(
 
 
 def test_a_scan_goes_on_while_zookeeper_is_away(
-    cluster: LocalCluster, one_bucket: RemoteTable
+    cluster: LocalCluster, patient: Cluster, one_bucket: RemoteTable
 ) -> None:
-    expected = fill_wide(one_bucket)
+    expected = fill_wide(patient.table(one_bucket.name))
     scan = iter(one_bucket.scan())
     found = [next(scan)]
     cluster.zookeeper.kill()

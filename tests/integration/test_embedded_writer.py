@@ -172,6 +172,21 @@ def test_columns_of_a_writer_are_refused_to_others_and_free_when_it_is_closed(
     assert table.lookup({"k": [1]}).to_pylist() == [{"k": 1, "a": 3, "b": 7}]
 
 
+def test_what_a_writer_has_committed_is_undone_by_hand_as_a_change(table: tb.Table) -> None:
+    offsets = table.end_offsets()
+    with writer(table) as one:
+        one.write(0, rows(1))
+    logs = [table.changelog(bucket) for bucket in table.bucket_ids()]
+    committed = pa.Table.from_batches([batch for log in logs for batch in log])
+    cut = table.cut()
+    table.undo("etl", ["a"], offsets)
+    resumed = pa.Table.from_batches([batch for log in logs for batch in log])
+    for found in (resumed, table.changes(cut).to_arrow()):
+        assert found["_change_type"].to_pylist() == ["delete"] * committed.num_rows
+        assert sorted(found["k"].to_pylist()) == sorted(committed["k"].to_pylist())
+    assert table.to_arrow().num_rows == 0
+
+
 def test_a_lock_whose_writer_is_gone_keeps_its_columns_until_somebody_recovers(
     tmp_path: Path,
 ) -> None:

@@ -242,6 +242,24 @@ def test_an_undo_brings_an_owner_back_and_leaves_the_others(table: tb.AnyTable) 
     assert table.lookup({"k": [1]}, ["note"])["note"].to_pylist() == ["stays"]
 
 
+def test_an_undo_without_a_lock_reaches_readers_that_have_had_what_it_takes_back(
+    table: tb.AnyTable,
+) -> None:
+    keys = list(range(10))
+    offsets = table.end_offsets()
+    table.put({"k": keys, "a": [1] * 10}, owner="etl")
+    logs = [table.changelog(bucket) for bucket in table.bucket_ids()]
+    assert sum(batch.num_rows for log in logs for batch in log) == 10
+    cut = table.cut()
+    table.undo("etl", ["a"], offsets)
+    resumed = [batch for log in logs for batch in log]
+    between = table.changes(cut).to_arrow()
+    for found in (pa.Table.from_batches(resumed), between):
+        assert found["_change_type"].to_pylist() == ["delete"] * 10
+        assert sorted(found["k"].to_pylist()) == keys
+    assert len(records(table)) == 20
+
+
 # --- Reading --------------------------------------------------------------------------------------
 
 

@@ -229,7 +229,11 @@ class IsolationMachine(RuleBasedStateMachine):
         """Take as many looks at the clock as a call may, and return what is left."""
         looks = iter(range(self.undo_looks))
         return self.bucket.undo(
-            debt.owner, debt.columns, wanted, go_on=lambda: next(looks, None) is not None
+            debt.owner,
+            debt.columns,
+            wanted,
+            locked=True,
+            go_on=lambda: next(looks, None) is not None,
         ).rest
 
     def ready(self, owner: str) -> None:

@@ -1,6 +1,7 @@
 """Cuts between two others: whole batches, owners in their order, no more keys than asked for."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from recovery.reader.changes import headers_between, open_changes_between
 from recovery.reader.cut import LAST_BATCH, Cut, OwnerCut
 from recovery.reader.cut_between import Piece, cut_between, pieces_of
 from recovery.reader.later import later_headers
-from tests.conftest import BucketFactory, batch, undo
+from tests.conftest import BucketFactory, batch, pay, undo
 from tests.support.cuts import cut_of
 
 A, B, C = BucketId(0, 0), BucketId(0, 1), BucketId(0, 2)
@@ -220,7 +221,7 @@ def test_without_locks_each_bucket_goes_on_by_itself() -> None:
 
 def test_without_locks_the_rest_of_a_bucket_is_not_taken_with_what_was_told() -> None:
     headers = [header(at, at, None) for at in range(6)]
-    found = {A: pieces_of(headers, 2, locked=False), B: pieces_of(headers[:1], 2, locked=False)}
+    found = {A: pieces_of(headers, 2), B: pieces_of(headers[:1], 2)}
     assert [one.keys for one in found[A]] == [1, 1, 4]
     cut = cut_between(EARLIEST, until(None), found, 6)
     assert cut.ends == {A: 2, B: 1}
@@ -343,24 +344,26 @@ class Log:
     def walk(
         self, since: Cut, until: Cut, most: int, told: int = 1000
     ) -> list[list[tuple[Any, ...]]]:
-        """Go from cut to cut; return the records of each step: type, owner, key, value."""
+        """Go from cut to cut; return the `records` of each step."""
         steps, at = [], since
         while at != until:
             headers = headers_between(self.bucket, at.at(A), until.at(A))
             following = cut_between(at, until, {A: pieces_of(headers, told)}, most)
             following = Cut.of(str(following))
-            found = open_changes_between(self.bucket, at.at(A), following.at(A))
-            rows = [row for part, _ in found.records() for row in part.to_pylist()]
-            steps.append(
-                [
-                    (row["_owner"], row["k"], row[name])
-                    for row in rows
-                    for name in row["_changed_columns"]
-                    if row["_change_type"] != "update_preimage"
-                ]
-            )
+            steps.append(self.records(at, following))
             at = following
         return steps
+
+    def records(self, since: Cut, until: Cut) -> list[tuple[Any, ...]]:
+        """Return the changes between two cuts: owner, key, and the value after, or if deleted."""
+        found = open_changes_between(self.bucket, since.at(A), until.at(A))
+        return [
+            (row["_owner"], row["k"], row[name])
+            for part, _ in found.records()
+            for row in part.to_pylist()
+            for name in row["_changed_columns"]
+            if row["_change_type"] != "update_preimage"
+        ]
 
 
 @pytest.fixture
@@ -373,15 +376,27 @@ def test_undone_work_is_neither_counted_nor_taken(log: Log) -> None:
     log.write("x", 1, 1, 1)
     begins = log.write("x", 1, 1000, 1, 2, 3, 4, 5, 6)
     log.write("y", 2, 5, 1, column="b")
-    undo(log.bucket, "x", ["a"], begins)
+    pay(log.bucket, "x", ["a"], begins)
     log.write("x", 3, 10, 1)
     until = log.cut(3, x=3, y=2)
     headers = headers_between(log.bucket, since.at(A), until.at(A))
     assert [one.keys for one in pieces_of(headers)] == [1, 1, 1]
     assert log.walk(since, until, 3) == [[("x", 1, 1), ("y", 1, 5), ("x", 1, 11)]]
     assert log.walk(since, until, 1) == [[("x", 1, 1)], [("y", 1, 5)], [("x", 1, 11)]]
-    # Without locks there is nothing to leave out: it was in every cut from then on.
-    assert [one.keys for one in pieces_of(headers, locked=False)] == [1, 6, 1, 6, 1]
+
+
+def test_what_is_undone_without_a_lock_was_in_every_cut_and_is_a_change(log: Log) -> None:
+    since = Cut(table="t", epoch=0, time_ms=0, ends=Offsets({A: log.bucket.end_offset}))
+    begins = log.bucket.end_offset
+    log.bucket.put(batch(k=[1, 2], a=[5, 5]), owner="x")
+    between = replace(since, ends=Offsets({A: log.bucket.end_offset}))
+    log.bucket.put(batch(k=[2], a=[1]), owner="x")
+    undo(log.bucket, "x", ["a"], begins)
+    until = replace(since, ends=Offsets({A: log.bucket.end_offset}))
+    headers = headers_between(log.bucket, since.at(A), until.at(A))
+    assert [one.keys for one in pieces_of(headers)] == [2, 1, 2]
+    assert log.records(since, between) == [("x", 1, 5), ("x", 2, 5)]
+    assert log.records(between, until) == [("x", 2, 6), ("x", 1, 5), ("x", 2, 6)]
 
 
 def test_from_the_earliest_cut_on_a_log_that_was_cleaned_before_it_is_read_in_steps(
@@ -397,7 +412,7 @@ def test_from_the_earliest_cut_on_a_log_that_was_cleaned_before_it_is_read_in_st
     log.write("y", 2, 100, 1, 2, column="b")
     log.write("x", 1, 100, 1)
     begins = log.write("x", 1, 1000, 1)
-    undo(log.bucket, "x", ["a"], begins)
+    pay(log.bucket, "x", ["a"], begins)
     log.write("x", 3, 100, 2)
     until = log.cut(3, x=3, y=2)
     whole = [

@@ -22,7 +22,7 @@ from merge_engine.storage.objects import LocalStorage
 from recovery.reader.changes import open_changes
 from recovery.reader.committed_lookup import Asked, committed_lookup
 from recovery.reader.isolation import Unresolved, committed_changes, last_stable_offset, unresolved
-from tests.conftest import SUMS, BucketFactory, undo
+from tests.conftest import SUMS, BucketFactory, pay, undo
 from tests.support.buckets import ADDED, DROPPED, delete, put
 from tests.support.cuts import cut_at
 from tests.support.logs import write_of
@@ -177,7 +177,7 @@ def test_debts_are_masked_also_when_they_are_paid_in_part_or_in_full(bucket: Buc
     put(bucket, owner="me", k=[1, 2], a=[10, 20])
     records = {"heir": indebted(debt_of("me", offset, A))}
     assert look_up(bucket, records, 1, 2) == [(1, None), (None, None)]
-    undo(bucket, "me", ["a"], offset)
+    pay(bucket, "me", ["a"], offset)
     assert look_up(bucket, records, 1, 2) == [(1, None), (None, None)]
     assert look_up(bucket, {}, 1, 2) == [(1, None), (None, None)]
 
@@ -210,7 +210,7 @@ def test_what_was_undone_since_is_shown_neither_way(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])
     offset = bucket.end_offset
     put(bucket, owner="me", k=[1, 2], a=[10, 10])
-    undo(bucket, "me", ["a"], offset)
+    pay(bucket, "me", ["a"], offset)
     for known in (offset, bucket.end_offset):
         assert look_up(bucket, {"me": ready(known, A)}, 1, 2) == [(1, None), (None, None)]
 
@@ -248,7 +248,7 @@ def test_a_deposed_leader_does_not_answer(bucket_factory: BucketFactory) -> None
     bucket = bucket_factory()
     put(bucket, owner="me", k=[1], a=[1])
     heir = bucket_factory(view="other view")
-    undo(heir, "me", ["a"], 0)
+    pay(heir, "me", ["a"], 0)
     with pytest.raises(Deposed):
         look_up(bucket, {}, 1)
     assert look_up(heir, {}, 1) == [(None, None)]
@@ -333,7 +333,7 @@ def test_it_is_before_the_first_change_that_may_yet_be_undone(bucket: Bucket) ->
 def test_a_write_and_its_undo_are_on_the_same_side(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])
     put(bucket, owner="her", k=[1], b=[1])
-    undo(bucket, "me", ["a"], 1)
+    pay(bucket, "me", ["a"], 1)
     assert stable(bucket) == 4
     # Her tail at 2 stands between the write at 1 and the undo at 3.
     assert stable(bucket, {"her": ready(2, B)}) == 1
@@ -342,9 +342,9 @@ def test_a_write_and_its_undo_are_on_the_same_side(bucket: Bucket) -> None:
 def test_it_is_lowered_from_undo_to_undo(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1], a=[1])  # at 1
     put(bucket, owner="her", k=[1], b=[1])  # at 2
-    undo(bucket, "me", ["a"], 1)  # at 3
+    pay(bucket, "me", ["a"], 1)  # at 3
     put(bucket, owner="third", k=[1], a=[1])  # at 4
-    undo(bucket, "her", ["b"], 2)  # at 5
+    pay(bucket, "her", ["b"], 2)  # at 5
     assert stable(bucket) == 6
     assert stable(bucket, {"third": ready(4, A)}) == 1
 
@@ -353,10 +353,24 @@ def test_an_undo_written_while_the_records_are_read_lowers_it(bucket: Bucket) ->
     put(bucket, owner="me", k=[1], a=[1])
 
     def read() -> Records:
-        undo(bucket, "me", ["a"], 1)
+        pay(bucket, "me", ["a"], 1)
         return {}
 
     assert last_stable_offset(bucket, HERE, read) == 1
+    assert stable(bucket) == 3
+
+
+def test_an_undo_without_a_lock_does_not_lower_it_for_that_was_stable_before(
+    bucket: Bucket,
+) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    assert stable(bucket) == 2
+
+    def read() -> Records:
+        undo(bucket, "me", ["a"], 1)
+        return {}
+
+    assert last_stable_offset(bucket, HERE, read) == 2
     assert stable(bucket) == 3
 
 
@@ -369,10 +383,10 @@ def test_a_log_of_many_undos_is_looked_at_once(
     for _ in range(20):
         hers = bucket.end_offset
         put(bucket, owner="her", k=[1], b=[1])
-        undo(bucket, "me", ["a"], mine)
+        pay(bucket, "me", ["a"], mine)
         mine = bucket.end_offset
         put(bucket, owner="me", k=[1], a=[1])
-        undo(bucket, "her", ["b"], hers)
+        pay(bucket, "her", ["b"], hers)
     seen = []
     headers = Log.headers
 
@@ -395,7 +409,7 @@ def test_writes_that_were_undone_are_left_out_together_with_their_undo(bucket: B
     put(bucket, owner="me", k=[2], a=[1])
     put(bucket, owner="her", k=[2, 3], b=[1, 1])
     put(bucket, owner="me", k=[3], a=[1])
-    undo(bucket, "me", ["a"], start)
+    pay(bucket, "me", ["a"], start)
     put(bucket, owner="me", k=[4], a=[1])
     changes = committed_changes(bucket, HERE, dict, 0)
     expected = [("write", "me", [1]), ("write", "her", [2, 3]), ("write", "me", [4])]
@@ -403,17 +417,41 @@ def test_writes_that_were_undone_are_left_out_together_with_their_undo(bucket: B
     assert changes.end == bucket.end_offset
 
 
+def test_what_is_undone_without_a_lock_is_a_change_for_it_was_committed(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    put(bucket, owner="me", k=[2], a=[1])
+    before = committed_changes(bucket, HERE, dict, 0)
+    assert written(before) == [("write", "me", [1]), ("write", "me", [2])]
+    put(bucket, owner="me", k=[3], a=[1])
+    undo(bucket, "me", ["a"], 2)
+    put(bucket, owner="me", k=[2], a=[5])
+    rest = [("write", "me", [3]), ("undo", "me", [2, 3]), ("write", "me", [2])]
+    # Whoever has had the writes hears of the undo, and so does whoever begins anew.
+    assert written(committed_changes(bucket, HERE, dict, before.end)) == rest
+    assert written(committed_changes(bucket, HERE, dict, 0)) == [*written(before), *rest]
+
+
+def test_a_debt_is_left_out_beside_what_was_undone_without_a_lock(bucket: Bucket) -> None:
+    put(bucket, owner="me", k=[1], a=[1])
+    undo(bucket, "me", ["a"], 1)
+    start = bucket.end_offset
+    put(bucket, owner="me", k=[2], a=[1])
+    pay(bucket, "me", ["a"], start)
+    expected = [("write", "me", [1]), ("undo", "me", [1])]
+    assert written(committed_changes(bucket, HERE, dict, 0)) == expected
+
+
 def test_writes_that_cancelled_each_other_are_left_out_once_they_are_undone(bucket: Bucket) -> None:
     put(bucket, owner="x", k=[1], a=[5])
     delete(bucket, 1, columns=["a"], owner="x")
     end = bucket.end_offset
-    result = undo(bucket, "x", ["a"], 1)
+    result = pay(bucket, "x", ["a"], 1)
     assert (result.base_offset, result.changed) == (end, 0)
     assert bucket.end_offset == end + 1
     changes = committed_changes(bucket, HERE, dict, 0)
     assert [segment for segment in changes if segment.changes] == []
-    undo(bucket, "x", ["a"], 1)
-    undo(bucket, "nobody", ["a"], 0)
+    pay(bucket, "x", ["a"], 1)
+    pay(bucket, "nobody", ["a"], 0)
     assert bucket.end_offset == end + 1
 
 
@@ -431,7 +469,7 @@ def test_an_undo_of_some_columns_leaves_out_the_changes_of_these_alone(bucket: B
     """Without column locks, whoever undoes says of which columns."""
     put(bucket, owner="me", k=[1, 2, 3], a=[1, None, 3], b=[5, 6, None])
     put(bucket, owner="me", k=[1, 2], a=[0, 4], b=[1, 1])
-    undo(bucket, "me", ["b"], 1)
+    pay(bucket, "me", ["b"], 1)
     assert records(bucket) == [
         ("insert", 1, 1, 1, None),
         # A null is a touch, too: of sums that stay null.
@@ -446,10 +484,10 @@ def test_an_undo_that_changes_nothing_is_about_its_columns_too(bucket: Bucket) -
     put(bucket, owner="me", k=[1], a=[1])
     put(bucket, owner="me", k=[1], b=[5])
     delete(bucket, 1, columns=["b"], owner="me")
-    assert undo(bucket, "me", ["b"], 1).changed == 0
+    assert pay(bucket, "me", ["b"], 1).changed == 0
     assert records(bucket) == [("insert", 1, 1, 1, None)]
     end = bucket.end_offset
-    assert undo(bucket, "me", ["b"], 1).changed == 0
+    assert pay(bucket, "me", ["b"], 1).changed == 0
     assert bucket.end_offset == end, "once is enough"
 
 
@@ -464,6 +502,7 @@ def test_an_undo_without_columns_of_an_earlier_release_was_of_all(bucket: Bucket
         timestamp_ms=0,
         owner="me",
         undo_from=1,
+        locked=True,
     )
     log.append(Segment(header, {}, {}))
     assert records(bucket) == []
@@ -493,7 +532,7 @@ def test_the_ends_of_the_range_cut_segments(bucket: Bucket) -> None:
 
 def test_an_undo_behind_the_range_counts_too(bucket: Bucket) -> None:
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
-    undo(bucket, "me", ["a"], 1)
+    pay(bucket, "me", ["a"], 1)
     for start, stop in ((0, 3), (0, 2), (2, 3), (2, 5), (4, 5)):
         changes = committed_changes(bucket, HERE, dict, start, stop)
         assert (written(changes), changes.end) == ([], stop)
@@ -524,7 +563,7 @@ def test_where_the_log_was_cleaned_undo_ranges_begin_at_its_start(bucket: Bucket
     # This one has not even written, before the log was cleaned.
     records = {"me": ready(start, A), "her": ready(0, B)}
     assert look_up(bucket, records, 1, 2) == [(1, None), (None, None)]
-    undo(bucket, "me", ["a"], 0)
+    pay(bucket, "me", ["a"], 0)
     assert look_up(bucket, {"her": ready(4, B)}, 1) == [(1, None)]
     assert stable(bucket, {"her": ready(4, B)}) == start
     assert written(committed_changes(bucket, HERE, dict, start)) == [("write", "her", [1])]
@@ -557,7 +596,7 @@ def test_headers_of_what_was_written_here_are_not_read_from_the_store(
 ) -> None:
     bucket = bucket_factory(storage=counting)
     put(bucket, owner="me", k=[1, 2], a=[1, 2])
-    undo(bucket, "me", ["a"], 1)
+    pay(bucket, "me", ["a"], 1)
     counting.reads.clear()
     assert [(h.kind, h.base_offset, h.owner, h.rows) for h in bucket.headers(0)] == [
         (SegmentKind.LEADER, 0, "", 0),

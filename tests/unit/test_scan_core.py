@@ -37,7 +37,7 @@ from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.storage.scratch import Scratch
 from recovery.reader.bucket_scan import BucketScan, open_scan, open_snapshot_scan
 from recovery.reader.cut import BucketCut
-from tests.conftest import SUMS, BucketFactory, batch, rows_of, schema_of, undo
+from tests.conftest import SUMS, BucketFactory, batch, pay, rows_of, schema_of
 from tests.support.buckets import ADDED, DROPPED, EAGER, RENAMED, delete, put
 from tests.support.cuts import cut_at
 
@@ -395,7 +395,7 @@ def test_a_scan_in_the_middle_of_a_batch_that_is_undone_later(bucket: Bucket) ->
     put(bucket, owner="her", k=[1, 7], b=[1, 1])
     records = {"me": ready(offset, A), "her": ready(bucket.end_offset, B)}
     scan = committed(bucket, records)
-    undo(bucket, "me", ["a"], offset)
+    pay(bucket, "me", ["a"], offset)
     put(bucket, owner="me", k=[2], a=[40])
     expected = [(0, 0, None), (1, 1, 1), (2, 2, None), (7, None, 1)]
     # Whatever others have done since: her work is in the cut, and his is not.
@@ -407,7 +407,7 @@ def test_undos_after_the_cut_are_masked_too(bucket: Bucket) -> None:
     offset = bucket.end_offset
     put(bucket, owner="her", k=[0, 5], b=[1, 1])
     put(bucket, owner="me", k=[1, 5], a=[100, 100])
-    undo(bucket, "me", ["a"], offset)
+    pay(bucket, "me", ["a"], offset)
     put(bucket, owner="me", k=[1], a=[5])
     scan = committed(bucket, {"her": ready(offset, B), "me": ready(offset, A)})
     assert rows(scan) == [(key, key, None) for key in range(3)]
@@ -647,7 +647,7 @@ def test_a_checkpoint_serves_any_cut_that_the_log_is_there_for(
         if number == 4:  # What is undone, and its undo, are both after the checkpoint.
             offset = bucket.end_offset
             put(bucket, owner="me", token=Token(1, 99), k=[1, 2, 3], a=[1, 1, 1])
-            undo(bucket, "me", ["a"], offset)
+            pay(bucket, "me", ["a"], offset)
     note()
     # By a lock that no cut knows.
     put(bucket, owner="new", token=Token(2, 0), k=[1, 9], a=[500, 500])
