@@ -10,6 +10,7 @@ from foundation.errors import TallybookError
 from foundation.stop_signals import StopSignals
 from merge_engine.bucket.options import BucketOptions
 from server.launch.logs import NOT_STARTED, configure
+from server.page.of_server import page_of
 from server.protocol.environment import TOKEN_VARIABLE, credentials_from
 from server.tablet.config import HandOverConfig, ServerConfig, SnapshotConfig
 from server.tablet.limits import Limits, ScannerLimits, SpoolLimits
@@ -107,7 +108,6 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
         tls_key=arguments.tls_key,
         tls_root=arguments.tls_root,
         metrics_port=arguments.metrics_port,
-        page_port=arguments.page_port,
         credentials=credentials_from(os.environ),
         allow_open_zookeeper=arguments.allow_open_zookeeper,
         session_timeout_s=arguments.session_timeout,
@@ -147,7 +147,8 @@ def main(argv: list[str] | None = None) -> int:
     stop = StopSignals()
     sys.meta_path.insert(0, _NoPandas())
     try:
-        with TabletServer(to_config(arguments)) as server:
+        config = to_config(arguments)
+        with TabletServer(config) as server, page_of(server, config, arguments.page_port):
             if arguments.address_file is not None:
                 _write_whole(arguments.address_file, server.address)
             while not server.told_to_drain and not stop.wait(_LOOK_S):

@@ -83,5 +83,8 @@ class CountingStore:
 
         self._store.watch(path, told)
 
+    def check_session(self) -> None:
+        self._store.check_session()
+
     def close(self) -> None:
         self._store.close()

@@ -70,8 +70,10 @@ class ClusterPicture:
     def look(self) -> bool:
         """Read what may have changed; return whether anything was read.
 
-        What could not be read because of an error is read the next time.
+        What could not be read because of an error is read the next time. SessionLost also where
+        there is nothing to read: no watch will ever tell anything again.
         """
+        self._store.check_session()
         told = self._take_told()
         try:
             if told.listing:

@@ -114,6 +114,9 @@ class CoordinationStore(Protocol):
         told again. Must not wait for anything. Nothing may rest on it but the wish to read again.
         """
 
+    def check_session(self) -> None:
+        """Raise SessionLost if the session is known to be gone. Nobody is asked."""
+
     def close(self) -> None:
         """End the session; its ephemeral nodes go."""
 

@@ -94,7 +94,7 @@ class MemoryStore:
 
     def read(self, path: str) -> Node | None:
         with self._shared.lock:
-            self._check_alive()
+            self.check_session()
             node = self._shared.nodes.get(path)
             return None if node is None else Node(node.data, node.version, node.modified_ms)
 
@@ -103,19 +103,19 @@ class MemoryStore:
 
     def children(self, path: str) -> list[str]:
         with self._shared.lock:
-            self._check_alive()
+            self.check_session()
             return _children(self._shared.nodes, path)
 
     def sync(self) -> None:
         with self._shared.lock:
-            self._check_alive()
+            self.check_session()
             self._shared.refresh()
 
     def transact(self, operations: Sequence[Operation]) -> None:
         check_size(operations)
         shared = self._shared
         with shared.lock:
-            self._check_alive()
+            self.check_session()
             after = dict(shared.nodes)
             for operation in operations:
                 self._apply(operation, after)
@@ -146,19 +146,20 @@ class MemoryStore:
 
     def now_ms(self) -> int:
         with self._shared.lock:
-            self._check_alive()
+            self.check_session()
             return self._shared.now_ms()
 
     def watch(self, path: str, changed: Callable[[], None]) -> None:
         with self._shared.lock:
-            self._check_alive()
+            self.check_session()
             self._shared.watches.append((self.session, path, changed))
         changed()
 
     def close(self) -> None:
         self._shared.expire(self.session)
 
-    def _check_alive(self) -> None:
+    def check_session(self) -> None:
+        """Raise SessionLost if the session is gone."""
         if self.session not in self._shared.live_sessions:
             raise SessionLost(f"session {self.session} is gone; connect again")
 

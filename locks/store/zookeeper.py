@@ -187,7 +187,7 @@ class ZooKeeperStore:
             _check_results(operations, results)
 
     def watch(self, path: str, changed: Callable[[], None]) -> None:
-        self._check_alive()
+        self.check_session()
         watch = Watch(self._client, self._root + path, changed)
         self._watches.append(watch)
         watch.arm()
@@ -248,12 +248,12 @@ class ZooKeeperStore:
                         raise self._unavailable() from exc
 
     def _wait_until_connected(self, deadline: float) -> None:
-        self._check_alive()
+        self.check_session()
         while not self._client.connected:
             if time.monotonic() >= deadline:
                 raise self._unavailable()
             self._lost.wait(0.01)
-            self._check_alive()
+            self.check_session()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -286,7 +286,8 @@ class ZooKeeperStore:
             # kazoo would open another session, where ours goes on as if nothing had happened.
             threading.Thread(target=self.close, name="zookeeper-close", daemon=True).start()
 
-    def _check_alive(self) -> None:
+    def check_session(self) -> None:
+        """Raise SessionLost if it is known to be gone; nobody is asked."""
         if forks.is_inherited(self._process):
             raise forks.after_fork(f"its connection with ZooKeeper at {self._hosts}")
         if self._lost.is_set():

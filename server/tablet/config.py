@@ -80,7 +80,6 @@ class ServerConfig:
     tls_key: Path | None = None
     tls_root: Path | None = None
     metrics_port: int | None = None
-    page_port: int | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)
     allow_open_zookeeper: bool = False
     session_timeout_s: float = 10.0

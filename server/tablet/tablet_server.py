@@ -21,8 +21,6 @@ from locks.store.paths import STORAGE
 from locks.store.zookeeper import ZooKeeperStore
 from merge_engine.storage.objects import local_directory, open_storage
 from merge_engine.storage.scratch import Scratch
-from server.client.cluster import Cluster, connect
-from server.page.site import StatusPage
 from server.protocol.calls import (
     Drain,
     DrainAnswer,
@@ -114,7 +112,6 @@ class TabletServer:
         self._service = self._create_service()
         self._thread = threading.Thread(target=self._run, name="tallybook-session", daemon=True)
         self._endpoint: MetricsEndpoint | None = None
-        self._page: StatusPage | None = None
 
     # --- From start to stop ---------------------------------------------------------------------
 
@@ -127,11 +124,6 @@ class TabletServer:
     def metrics_address(self) -> str | None:
         """Where Prometheus finds the metrics."""
         return None if self._endpoint is None else self._endpoint.address
-
-    @property
-    def page_url(self) -> str | None:
-        """Where a browser finds the status page."""
-        return None if self._page is None else self._page.url
 
     @property
     def hosting(self) -> Hosting:
@@ -161,9 +153,6 @@ class TabletServer:
                     token=self._config.token,
                     tls=self._config.tls,
                 )
-            if self._config.page_port is not None:
-                self._page = self._open_page(self._config.page_port)
-                logger.info("the status page is at %s", self._page.url)
             self._thread.start()
             if not self._joined.wait(deadline_s) or self._failed is not None:
                 raise self._failed or InvalidInput(
@@ -203,36 +192,8 @@ class TabletServer:
         closing.join(_CLOSE_DEADLINE_S)
         if closing.is_alive():
             logger.warning("calls are still open after %g s; leaving them", _CLOSE_DEADLINE_S)
-        for endpoint in (self._endpoint, self._page):
-            if endpoint is not None:
-                endpoint.close()
-
-    def _open_page(self, port: int) -> StatusPage:
-        config = self._config
-
-        def connect_here() -> Cluster:
-            return connect(
-                config.zookeeper,
-                token=config.token,
-                tls_root=config.trusted,
-                credentials=config.credentials,
-            )
-
-        return StatusPage(
-            connect_here,
-            host=config.host,
-            port=port,
-            token=config.token,
-            tls=config.tls,
-            unready=self._unready,
-        )
-
-    def _unready(self) -> str | None:
-        """Return why it is not ready: it serves nothing yet, or not all that it is to lead."""
-        if self._server is None:
-            return "it is not in the cluster"
-        unopened = self._hosting.unopened()
-        return f"{len(unopened)} buckets are not open yet" if unopened else None
+        if self._endpoint is not None:
+            self._endpoint.close()
 
     def _drain(self) -> None:
         leadership, store = self._leadership, self._store
@@ -454,6 +415,13 @@ class TabletServer:
     def _be_drained(self, _: Drain) -> DrainAnswer:
         self._told_to_drain.set()
         return DrainAnswer(buckets=len(self._hosting.led()))
+
+    def unready(self) -> str | None:
+        """Return why it is not ready: it serves nothing yet, or not all that it is to lead."""
+        if self._server is None:
+            return "it is not in the cluster"
+        unopened = self._hosting.unopened()
+        return f"{len(unopened)} buckets are not open yet" if unopened else None
 
     def status(self) -> dict[str, Any]:
         """Return counters and buckets, for people and the command line."""

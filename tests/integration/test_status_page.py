@@ -6,7 +6,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from merge_engine.aggregates.registry import AggFunction
 from merge_engine.schema.builder import SchemaBuilder
 from recovery.writer.rows import Rows
 from server.client.cluster import Cluster
+from server.page.of_server import page_of
 from server.tablet.tablet_server import TabletServer
 from tests.support.raw_flight import client_of, running
 from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
@@ -52,11 +53,11 @@ class Paged:
     address: str
     server: TabletServer
     cluster: Cluster
+    url: str
 
     def get(self, path: str, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
         """Return the status and the body of an answer."""
-        assert self.server.page_url is not None
-        request = urllib.request.Request(self.server.page_url.rstrip("/") + path)
+        request = urllib.request.Request(self.url.rstrip("/") + path)
         if token is not None:
             request.add_header("Authorization", f"Bearer {token}")
         for name, value in headers.items():
@@ -81,6 +82,15 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
         yield server
 
 
+@contextmanager
+def with_page(address: str, directory: Path, **settings: Any) -> Iterator[tuple[TabletServer, str]]:
+    """Run a server with a page; yield it, and where its page is."""
+    server = running(address, directory, **settings)
+    with server, page_of(server, server._config, 0) as page:
+        assert page is not None
+        yield server, page.url
+
+
 @pytest.fixture(scope="module")
 def paged(
     zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFactory
@@ -88,8 +98,8 @@ def paged(
     """Return a server with a page, and a table that one owner has written and another holds."""
     directory, address = tmp_path_factory.mktemp("paged"), chroot(zookeeper)
     with ExitStack() as stack:
-        server = stack.enter_context(
-            running(address, directory, token=TOKEN, credentials=CREDENTIALS, page_port=0)
+        server, url = stack.enter_context(
+            with_page(address, directory, token=TOKEN, credentials=CREDENTIALS)
         )
         cluster = stack.enter_context(client_of(address, token=TOKEN, credentials=CREDENTIALS))
         table = cluster.create_table("orders", ORDERS, buckets=3)
@@ -98,7 +108,7 @@ def paged(
         )
         writer.write(1, order("ann", spent=20))
         writer.write(2, order(NASTY, spent=5))
-        yield Paged(address, server, cluster)
+        yield Paged(address, server, cluster, url)
 
 
 def test_the_overview_has_servers_buckets_tables_and_locks(paged: Paged) -> None:
@@ -189,8 +199,8 @@ def test_a_name_that_leads_here_is_no_way_in_without_a_token(
     zookeeper: EmbeddedZooKeeper, tmp_path: Path
 ) -> None:
     address = chroot(zookeeper)
-    with running(address, tmp_path, page_port=0) as server, client_of(address) as cluster:
-        open_to_all = Paged(address, server, cluster)
+    with with_page(address, tmp_path) as (server, url), client_of(address) as cluster:
+        open_to_all = Paged(address, server, cluster, url)
         assert open_to_all.get("/overview.json", None)[0] == 200
         assert open_to_all.get("/overview.json", None, Host="evil.example:80")[0] == 421
         assert open_to_all.get("/nothing", None) == (
@@ -204,14 +214,13 @@ def test_the_page_shows_it_all_in_a_browser(paged: Paged, tmp_path: Path) -> Non
     browser_path = shutil.which("chromium")
     if browser_path is None:
         pytest.skip("there is no chromium here (Debian's package has it)")
-    assert paged.server.page_url is not None
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         page = browser.new_page(http_credentials={"username": "me", "password": TOKEN})
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-        page.goto(paged.server.page_url)
+        page.goto(paged.url)
         page.get_by_text("all is well").wait_for(timeout=60_000)
         assert page.locator("#map .cell").count() == 3
         assert page.locator("#locks").inner_text().count("shop") == 1

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from foundation.errors import Unavailable
+from foundation.errors import SessionLost, Unavailable
 from locks.cluster.picture import READ_ALL_AGAIN_S, ClusterPicture
 from locks.coordinator import Coordinator
-from locks.store.memory import MemoryCoordination
+from locks.store.memory import MemoryCoordination, MemoryStore
 from tests.support.coordinators import DEFINITION
 
 
@@ -36,6 +36,16 @@ def test_while_nothing_changes_nothing_is_read(scene: Scene) -> None:
     scene.acting.servers.register("127.0.0.1:1")
     assert scene.picture.look()
     assert not scene.picture.look()
+
+
+def test_a_session_that_is_gone_is_noticed_where_there_is_nothing_to_read(scene: Scene) -> None:
+    scene.picture.look()
+    store = scene.looking.store
+    assert isinstance(store, MemoryStore)
+    store._shared.watches.clear()
+    store._shared.expire(store.session)
+    with pytest.raises(SessionLost):
+        scene.picture.look()
 
 
 def test_all_is_read_again_after_a_while_whatever_watches_said(scene: Scene) -> None:
