@@ -76,9 +76,12 @@ class ClusterPicture:
         self._store.check_session()
         told = self._take_told()
         try:
-            if told.listing:
+            listing = told.listing
+            while listing:
                 self._list_tables()  # To watch a new one is to be told of it.
-                told |= self._take_told()
+                since = self._take_told()
+                listing = since.listing  # Of what came while it was listed.
+                told |= since
             if told.tables:
                 self._read_tables(told.tables)
             if told.members:

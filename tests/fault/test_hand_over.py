@@ -101,8 +101,10 @@ def test_a_rolling_restart_hands_every_bucket_over_while_writers_and_readers_go_
         try:
             for server in cluster.servers:
                 load.go_on(20)
+                wait_until_led(client, table, cluster.servers)
                 before = len(handed_over(server))
                 led = wait_for_keys_at(client, table, server)
+                table.end_offsets()  # It has opened what it leads.
                 server.stop()
                 assert led <= set(handed_over(server)[before:]), "none was just dropped"
                 load.go_on(20, f"without server {server.number}")

@@ -63,7 +63,7 @@ def test_a_segment_of_a_newer_format_is_reported_with_both_versions(closed_table
     path.write_bytes(body + struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(body))))
     with pytest.raises(UnknownFormat) as caught:
         open_and_read(closed_table)
-    assert "(log offset 3) of format 9, this release reads 1, 2 and 3; " in str(caught.value)
+    assert "(log offset 3) of format 9, this release reads 1, 2, 3 and 4; " in str(caught.value)
     assert str(log_of(closed_table)) in str(caught.value)
 
 

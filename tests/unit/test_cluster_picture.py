@@ -48,6 +48,26 @@ def test_a_session_that_is_gone_is_noticed_where_there_is_nothing_to_read(scene:
         scene.picture.look()
 
 
+def test_a_table_that_comes_while_tables_are_listed_is_not_missed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.picture.look()
+    scene.acting.tables.create("a", DEFINITION)
+    store = scene.looking.store
+    children = store.children
+
+    def late(path: str) -> list[str]:
+        found = children(path)
+        if "b" not in scene.acting.tables.names():
+            scene.acting.tables.create("b", DEFINITION)
+        return found
+
+    monkeypatch.setattr(store, "children", late)
+    scene.picture.look()
+    scene.picture.look()
+    assert sorted(table.name for table in scene.picture.tables.values()) == ["a", "b"]
+
+
 def test_all_is_read_again_after_a_while_whatever_watches_said(scene: Scene) -> None:
     scene.picture.look()
     scene.looking.store._shared.watches.clear()  # type: ignore[attr-defined]

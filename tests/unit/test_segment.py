@@ -179,7 +179,7 @@ def test_a_renamed_segment_is_refused() -> None:
 def test_a_newer_format_is_not_guessed_at() -> None:
     data = encode_segment(SEGMENT)
     trailer = struct.pack("<H", FORMATS.current + 1) + MAGIC
-    with pytest.raises(UnknownFormat, match=rf"{NAME}.* of format 4, .*reads 1, 2 and 3; .*up"):
+    with pytest.raises(UnknownFormat, match=rf"{NAME}.* of format 5, .*reads 1, 2, 3 and 4; .*up"):
         decode_segment(NAME, resealed(data[: -len(trailer) - 8] + trailer))
 
 
