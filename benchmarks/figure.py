@@ -75,8 +75,9 @@ class Setting:
     """Where a benchmark may write, and how large it is.
 
     `keys`, `large_keys` and `small_keys` are what the names of the figures call `1m`, `10m` and
-    `10k`, `sizes` the tables whose cost per event is compared. A run is `steps` measured batches; a
-    figure is the median of `runs` runs.
+    `10k`, `sizes` the tables whose cost per event is compared. `latency_s` is how long puts, and
+    `rush_s` how long threads that look keys up, are observed at a time. A run is `steps` measured
+    batches; a figure is the median of `runs` runs.
     """
 
     directory: Path
@@ -87,6 +88,7 @@ class Setting:
     backfill_rows: int = 4_000_000
     sizes: tuple[int, ...] = (1_000_000, 5_000_000, 10_000_000, 20_000_000)
     latency_s: float = 60.0
+    rush_s: float = 2.0
     runs: int = 4
     steps: int = 2
 
@@ -101,6 +103,7 @@ class Setting:
             backfill_rows=1_000_000,
             sizes=(100_000, 500_000, 1_000_000, 2_000_000),
             latency_s=5.0,
+            rush_s=0.75,
             runs=3,
             steps=1,
         )

@@ -1,6 +1,6 @@
 """Other keys and functions than integers and sums, each against columns of fixed width."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.figure import Chart, Finding, Setting
-from benchmarks.measure import Pairs, timed
+from benchmarks.measure import Pairs, timed, until_idle
 from benchmarks.workload import Workload, open_bucket
 from merge_engine.aggregates.registry import AggFunction
+from merge_engine.bucket.bucket import Bucket
 from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
@@ -38,6 +39,11 @@ class _Kind:
     schema: Schema
     change: Callable[[Columns], Columns]
 
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch of fixed width as one of this kind."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        return pa.record_batch(self.change(columns))
+
 
 def kinds(setting: Setting) -> Iterator[Finding]:
     """Puts into one bucket per kind, in turn, each against the one of fixed width."""
@@ -51,20 +57,22 @@ def kinds(setting: Setting) -> Iterator[Finding]:
             buckets[kind.label] = (kind, bucket)
         seconds: dict[str, list[float]] = {label: [] for label in buckets}
 
-        def step(batch: pa.RecordBatch) -> None:
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        def run(batches: Sequence[pa.RecordBatch]) -> None:
+            """Put the batches into one bucket after the other; each has the machine to itself."""
             for label, (kind, bucket) in buckets.items():
-                changed = pa.record_batch(kind.change(columns))
-                took, _ = timed(partial(bucket.put, changed))
-                seconds[label].append(took / len(batch))
+                changed = [kind.of(batch) for batch in batches]
+                took, _ = timed(partial(_put_all, bucket, changed))
+                seconds[label].append(took / sum(map(len, batches)))
+                until_idle()
 
         for batch in work.fill():
-            step(batch)
-        step(work.batch())
+            for kind, bucket in buckets.values():
+                bucket.put(kind.of(batch))
+        run([work.batch()])
         for times in seconds.values():
             times.clear()
         for _ in range(setting.runs):
-            step(work.batch())
+            run([work.batch() for _ in range(setting.steps)])
     fixed = seconds[_FIXED]
     for label, (kind, _) in buckets.items():
         if label != _FIXED:
@@ -83,6 +91,11 @@ def kinds(setting: Setting) -> Iterator[Finding]:
             label: [("one bucket", 1 / float(np.median(times)))] for label, times in seconds.items()
         },
     )
+
+
+def _put_all(bucket: Bucket, batches: Sequence[pa.RecordBatch]) -> None:
+    for batch in batches:
+        bucket.put(batch)
 
 
 def _kinds() -> list[_Kind]:

@@ -28,7 +28,6 @@ from server.launch.local_cluster import LocalCluster
 _BUCKETS = 4
 _SINGLE_LOOKUPS = 200
 _THREADS = 32
-_SECONDS = 2.0
 _PUT_ROWS = 10_000
 _BEFORE_PER_S = 1_000.0
 """What 32 threads reached on two servers of 2 cores before look-ups were gathered."""
@@ -152,9 +151,9 @@ class _Rush:
     p99_s: float
 
     @classmethod
-    def of(cls, call: Callable[[], object]) -> "_Rush":
+    def of(cls, setting: Setting, call: Callable[[], object]) -> "_Rush":
         seconds: list[float] = []
-        end = time.perf_counter() + _SECONDS
+        end = time.perf_counter() + setting.rush_s
 
         def ask() -> None:
             mine = []
@@ -176,8 +175,8 @@ def _run_all(threads: list[threading.Thread]) -> None:
 
 
 def _from_threads(setting: Setting, look_ups: _LookUps) -> Iterator[Figure]:
-    _Rush.of(look_ups)
-    rushes = [_Rush.of(look_ups) for _ in range(setting.runs)]
+    _Rush.of(setting, look_ups)
+    rushes = [_Rush.of(setting, look_ups) for _ in range(setting.runs)]
     rate = median(one.per_s for one in rushes)
     what = f"look-ups of one key, {look_ups.isolation}, by {_THREADS} threads on two servers"
     yield Figure(
@@ -202,8 +201,8 @@ def _from_threads(setting: Setting, look_ups: _LookUps) -> Iterator[Figure]:
 def _gathered(setting: Setting, look_ups: _LookUps) -> Figure:
     rate, alone = [], []
     for _ in range(setting.runs):
-        rate.append(_Rush.of(look_ups).per_s)
-        alone.append(_Rush.of(look_ups.by_itself).per_s)
+        rate.append(_Rush.of(setting, look_ups).per_s)
+        alone.append(_Rush.of(setting, look_ups.by_itself).per_s)
     return Figure(
         name="lookup_32_threads_vs_calls_of_their_own",
         what=f"look-ups of one key by {_THREADS} threads, over the same where each is a call of "
@@ -217,12 +216,12 @@ def _gathered(setting: Setting, look_ups: _LookUps) -> Figure:
 def _beside_puts(setting: Setting, address: str, look_ups: _LookUps) -> Figure:
     """Puts by another process at half of what it can put, alone."""
     with _putting(address, look_ups.table.name, setting.keys) as puts:
-        full_s = puts.measure()
+        full_s = puts.measure(setting.rush_s)
         ours, without = [], []
         for _ in range(setting.runs):
-            without.append(_Rush.of(look_ups).p99_s)
+            without.append(_Rush.of(setting, look_ups).p99_s)
             with puts.every(2 * full_s):
-                ours.append(_Rush.of(look_ups).p99_s)
+                ours.append(_Rush.of(setting, look_ups).p99_s)
     return Figure(
         name="lookup_p99_beside_puts_ratio",
         what=f"p99 of look-ups of one key by {_THREADS} threads beside puts of {_PUT_ROWS:,} rows "
@@ -241,11 +240,11 @@ class _Puts:
     def __init__(self, told: Connection) -> None:
         self._told = told
 
-    def measure(self) -> float:
-        """Return how many seconds a put takes if one follows the other."""
+    def measure(self, seconds: float) -> float:
+        """Put for so long, one after the other; return how many seconds a put takes."""
         self._told.send(0.0)
         self._told.recv()
-        time.sleep(_SECONDS)
+        time.sleep(seconds)
         return self._stop()
 
     @contextmanager

@@ -43,8 +43,11 @@ def _leads(arguments: argparse.Namespace, ensemble: Ensemble) -> Iterator[str]:
     if rest <= 0:
         raise SystemExit("some servers have to stay: fewer of them can go")
     with closing(Leads(ensemble, arguments.buckets[-1:])) as leads:
-        yield from leads.join([most])
-        yield from leads.join([rest, *others])
+        if arguments.at_once:
+            yield from leads.join([most, rest, *others])
+        else:
+            yield from leads.join([most])
+            yield from leads.join([rest, *others])
         yield _monitored(ensemble)
         for count in (*others, most):
             yield from leads.go(count)
@@ -81,6 +84,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("what", choices=["leads", "commits"])
     parser.add_argument("--servers", type=int, default=200)
     parser.add_argument("--buckets", type=int, nargs="+", default=[16, 1000, 10_000])
+    parser.add_argument(
+        "--at-once", action="store_true", help="all servers start together: no bucket moves then"
+    )
     parser.add_argument("--owners", type=int, default=500)
     parser.add_argument("--seconds", type=float, default=10.0, help="of commits, per table")
     parser.add_argument(

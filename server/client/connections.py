@@ -256,10 +256,11 @@ class Connections:
     def _drop(self, address: str, client: flight.FlightClient, *, waited: bool) -> None:
         """Connect anew next time: what broke may stay broken. Others may still be using it."""
         with self._lock:
-            if self._clients.get(address) is client:
+            current = self._clients.get(address) is client
+            if current:
                 del self._clients[address]
-                if not waited:
-                    return
+            # Of many that waited for one connection, the first counts, whoever dropped it.
+            if waited and (current or address not in self._patience_s):
                 before_s = self._patience_s.get(address, _FIRST_PATIENCE_S / 2)
                 self._patience_s[address] = min(2 * before_s, _MOST_PATIENCE_S)
 

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from server.protocol.calls import Status
 from server.protocol.puts import GO_ON, Put, read_put
 from tests.conftest import SUMS
 from tests.support.flight_proxy import FlightProxy, lead_through
+from tests.support.zookeeper_server import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -154,4 +156,18 @@ def test_a_server_that_said_nothing_is_asked_again_with_less_patience_and_then_w
         calls.call(address, Status(), 30.0)
         calls.call(address, Status(), 30.0)
         assert waits[-2:] == [20.0, 30.0], "it has answered"
+        calls.close()
+
+
+def test_a_wait_counts_though_another_had_dropped_the_connection_meanwhile() -> None:
+    """As an exchange does that ends: it says little, and what waits on says more."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        calls = Connections(ServerCredentials())
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(calls.call, address, Status(), 1.0)
+            wait_until(lambda: address in calls._clients, "it is being called")
+            calls._drop(address, calls._clients[address], waited=False)
+            assert isinstance(asked.exception(), Broken)
+        assert calls._patience_s == {address: 1.0}
         calls.close()

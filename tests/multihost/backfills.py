@@ -63,6 +63,7 @@ def read(shared: Shared, cluster: Cluster) -> None:
         else:
             before = max(before, pc.max(values).as_py() or 0)
 
+    shared.wait_for_writer(FILLED_TABLE)
     for number in count():
         shared.until_it_works("filled", number, one)
         if shared.stopping.wait(3 * PAUSE_S):

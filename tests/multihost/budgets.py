@@ -4,6 +4,7 @@ A fault has a name, how long it lasts, and the longest that one batch and one re
 first attempt to its success; no client may wait long more than once for it.
 """
 
+import os
 from dataclasses import dataclass
 
 from tests.multihost.history import History
@@ -46,8 +47,11 @@ BUDGETS = {
     "server killed": Budget(),
     "server hears nothing": Budget(),
     "leader of ZooKeeper killed": Budget(),
-    # Nobody writes while there is no store, or reads what needs it; and all go on soon after.
-    "S3 away": Budget(batch_s=_LONGER_THAN_A_WAIT_S + 5, read_s=_LONGER_THAN_A_WAIT_S + 5),
+    # Nobody writes while there is no store, or reads what needs it; and all go on soon after. Some
+    # reads succeed in between.
+    "S3 away": Budget(
+        batch_s=_LONGER_THAN_A_WAIT_S + 5, read_s=_LONGER_THAN_A_WAIT_S + 5, long_waits=None
+    ),
     "S3 slow": Budget(long_waits=None),
     "clock moved": Budget(batch_s=5, read_s=5),
     "100 ms": _slow(0.1),
@@ -55,15 +59,19 @@ BUDGETS = {
     "executor killed": Budget(read_s=5),
 }
 
-_CHANGES = (
-    "the changes of a table took longer than a second while buckets moved, when last measured"
-)
 EXPECTED = {
-    "rolling restart": _CHANGES,
-    "rolling restart, S3 far away": "not measured on an idle machine since fast hand-over",
-    "planned move": _CHANGES,
+    "rolling restart, S3 far away": "a read took up to 1.4 s with 40 ms for each look at the store",
+    "planned move": "a read took up to 1.7 s while six servers started and ended on two cores",
 }
 """What is late for now, and why. When it is not any more, this becomes empty."""
+_CORES_FOR_SPARK = 8
+
+
+def expected_with_spark(name: str) -> str | None:
+    """Return why a fault may take longer than its budget on a bed with Spark; None: it may not."""
+    if (os.cpu_count() or 1) < _CORES_FOR_SPARK:
+        return "Spark, its jobs and the cluster share so few cores that these are always busy"
+    return EXPECTED.get(name)
 
 
 class BudgetExceeded(AssertionError):

@@ -92,6 +92,7 @@ def read_committed(shared: Shared, cluster: Cluster) -> None:
             found = table.scan(COLUMNS).to_arrow()
         check_prefixes(shared, "committed", prefixes, found.to_pylist(), least)
 
+    shared.wait_for_writer(OWN)
     for number in count():
         shared.until_it_works("committed", number, one)
         if shared.stopping.wait(PAUSE_S):
@@ -109,6 +110,7 @@ def read_latest(shared: Shared, cluster: Cluster) -> None:
         if wrong is not None:
             shared.say_wrong(f"latest: {wrong}")
 
+    shared.wait_for_writer(OWN)
     for number in count():
         shared.until_it_works("latest", number, one)
         if shared.stopping.wait(PAUSE_S):
@@ -132,6 +134,7 @@ def read_changes(shared: Shared, cluster: Cluster) -> None:
         rows.update(changed)
         reached = found.until
 
+    shared.wait_for_writer(OWN)
     for number in count():
         shared.until_it_works("changes", number, one)
         if shared.stopping.wait(PAUSE_S):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 COLUMNS = ("x", "y", "z")
-KEYS = 24
+KEYS = 12
 ALL_KEYS = {"k": list(range(KEYS))}
 _MOST_KEYS = 5
 _MASKS = 1 << len(COLUMNS)

@@ -1,8 +1,10 @@
 """One of several owners that want the same columns, and die, sleep and come back at any step.
 
-What ends a process ends it here at a failpoint, by an error that nobody handles; what pauses one
-keeps it from renewing its lock. And what a network delivers late is sent late: rows of a batch that
-was sealed or given up, a fence, a payment of what is paid.
+What ends a process ends it here at a failpoint, or while its rows have reached some servers only,
+by an error that nobody handles; what pauses one keeps it from renewing its lock, and others are
+just slow. Some of those that ended stay away until others have had their columns. And what a
+network delivers late is sent late: rows of a batch that was sealed or given up, a fence, a payment
+of what is paid.
 """
 
 import random
@@ -36,6 +38,8 @@ STEPS = (
     *("before_put", "redo_written", "prepared", "put", "sealed", "committed"),
 )
 _LONGEST_SLEEP_S = 6.0
+_LONGEST_DELAY_S = 3.0
+_LONGEST_AWAY_S = 15.0
 _LATEST_S = 12.0
 _PAUSE_S = 0.2
 _MOST_BATCHES = 6
@@ -63,7 +67,7 @@ class Era:
 
         def run() -> None:
             self.awake.wait(seconds)
-            with suppress(TallybookError):
+            with suppress(TallybookError, Died):
                 call()
 
         self._start(run, "late")
@@ -142,6 +146,10 @@ class Rival:
         self._chance = random.Random(seed)
         self._redo = RedoLog.open(era.shared.settings["redo"])
         self._writer: _Writer | None = None
+        # For each server that the put under way still reaches, one; None: it reaches all.
+        self._reached: list[None] | None = None
+        connections = cluster.calls.connections
+        self._send, connections.put = connections.put, self._put  # type: ignore[method-assign]
 
     def run(self) -> None:
         """Live, die, and live again."""
@@ -176,9 +184,13 @@ class Rival:
         except Died:
             if was_ready and redo is None and grants:
                 self._go_on_after_death(writer, columns, grants[-1])
-            if chance.random() < 0.7:
+            if chance.random() < 0.5:
                 writer.vanish()
-                return
+            else:
+                writer.close()
+            if chance.random() < 0.5:
+                self._era.over.wait(chance.uniform(TTL_MS / 1000, _LONGEST_AWAY_S))
+            return
         writer.close()
 
     def _batch(self, writer: _Writer, columns: list[str], grants: list[Grant]) -> None:
@@ -189,8 +201,13 @@ class Rival:
         again = self._chance.random() < 0.3
         work = _Work(lambda: writer.access, rows, grants=grants, again=again)
         del grants[:]
+        if self._chance.random() < 0.15:
+            self._reached = [None] * self._chance.randint(0, 2)
         began = time.monotonic()
-        writer.run(writer.next_batch(), work)
+        try:
+            writer.run(writer.next_batch(), work)
+        finally:
+            self._reached = None
         self._era.ledger.acknowledge(number)
         ended = time.monotonic()
         self._era.shared.say(kind="rivals", number=number, began=began, ended=ended, errors=[])
@@ -227,10 +244,20 @@ class Rival:
         schema = self._table.schema
         return GrantedRows(grant, Rows(data=rows_of(number), columns=columns, schema=schema))
 
+    def _put(self, *call: Any, **settings: Any) -> Any:
+        """Put rows at one server; as the process dies, the next one does not get them any more."""
+        reached = self._reached
+        if reached is not None:
+            try:
+                reached.pop()
+            except IndexError:
+                raise Died from None
+        return self._send(*call, **settings)
+
     # --- Dying and sleeping -----------------------------------------------------------------------
 
     def step(self) -> None:
-        """Die here, or sleep until others have taken over, or go on."""
+        """Die here, or sleep until others have taken over, or take one's time, or go on."""
         fate = self._chance.random()
         if self._era.over.is_set() or self._writer is None:
             return
@@ -240,6 +267,8 @@ class Rival:
             self._writer.asleep = True
             self._era.awake.wait(self._chance.uniform(0.5, _LONGEST_SLEEP_S))
             self._writer.asleep = False
+        elif fate < 0.12:
+            self._era.awake.wait(self._chance.uniform(0.1, _LONGEST_DELAY_S))
 
 
 @contextmanager

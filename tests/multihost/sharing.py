@@ -7,6 +7,7 @@ failed meanwhile; so is everything that is wrong.
 
 import json
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -43,9 +44,15 @@ class Shared:
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, **event: Any) -> None:
-        """Write an event down."""
+        """Write an event down, in one piece: whoever is killed leaves no half of a line."""
         with self._writing:
-            print(json.dumps(event), flush=True)
+            sys.stdout.write(f"{json.dumps(event)}\n")
+            sys.stdout.flush()
+
+    def wait_for_writer(self, column: str) -> None:
+        """Wait until this process knows how far the writer of the column is, or is to end."""
+        while column not in self.begun and not self.stopping.wait(PAUSE_S):
+            pass
 
     def say_wrong(self, what: str) -> None:
         """Write down what must not be."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.multihost.bed import Bed, running_bed
+from tests.multihost.budgets import expected_with_spark
 from tests.multihost.faults import WITH_SPARK
 from tests.multihost.trying import try_in_time
 from tests.multihost.verdict import pass_verdict
@@ -23,4 +24,4 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 @pytest.mark.parametrize("name", WITH_SPARK)
 def test_sinks_count_every_batch_once_and_go_on_in_time_after(name: str, bed: Bed) -> None:
     bed.settle()
-    try_in_time(bed, name)
+    try_in_time(bed, name, expected_with_spark(name))

@@ -45,7 +45,7 @@ def main(one: str, other: str, delay_ms: float, loss_percent: float) -> None:
         wait_s = max(under_way[0][0] - time.monotonic(), 0) if under_way else None
         ready, _, _ = select.select(ends, [], [], wait_s)
         for end in ready:
-            with suppress(BlockingIOError):
+            with suppress(OSError):  # Nothing is there after all; or the interface went down.
                 frame = end.recv(_LARGEST)
                 if random.random() * 100 >= loss_percent:
                     due = time.monotonic() + delay_ms / 1000
