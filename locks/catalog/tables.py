@@ -191,7 +191,7 @@ class TableCatalog:
                 [
                     Write(path, written, node.version),
                     Delete(old_path, pointer.version),
-                    Create(new_path, encode_name(table.table_id, uuid.uuid4().hex)),
+                    Create(new_path, pointer.data),  # With its stamp, by which a creator knows it.
                 ]
             )
             return decode_table(table.table_id, written, node.version + 1)
