@@ -10,7 +10,9 @@ from merge_engine.aggregates.registry import AggFunction
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.embedded.derived_calls import Data
+from merge_engine.merging.dated_partitions import OlderThan
 from merge_engine.schema.schema import Schema
+from recovery.description import TableDescription
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from recovery.reader.table_changes import TableChanges
@@ -48,6 +50,9 @@ class AnyTable(Protocol):
     @property
     def schema(self) -> Schema:
         """The schema, as it is known here."""
+
+    def describe(self) -> TableDescription:
+        """Return what the table is, as it is now: columns and their functions, buckets, id."""
 
     # --- Writing --------------------------------------------------------------------------------
 
@@ -93,8 +98,13 @@ class AnyTable(Protocol):
         *,
         isolation: str = Isolation.LATEST,
         at: Cut | str | None = None,
+        found: bool = False,
     ) -> pa.Table:
-        """Return the keys and their values, in the order asked; nulls where absent."""
+        """Return the keys and their values, in the order asked; nulls where absent.
+
+        `keys`: lists of values, or one value, of each key column. `found`: with a last column,
+        `_found`, that tells a row of nulls from none.
+        """
 
     def scan(
         self,
@@ -163,6 +173,9 @@ class AnyTable(Protocol):
 
     def drop_partition(self, **values: Any) -> None:
         """Drop a partition and its data. One of the same values later is a new one."""
+
+    def drop_partitions(self, *, older_than: OlderThan) -> pa.Table:
+        """Drop all partitions older than a date, a time, or an age; return them as rows."""
 
     # --- Life -----------------------------------------------------------------------------------
 

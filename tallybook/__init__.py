@@ -1,7 +1,7 @@
 """Aggregate tables that merge on write. `import tallybook as tb`: what users type is here.
 
 cli            the command line: its commands and their options
-connecting     how a command reaches a cluster: what its options and the environment say
+connecting     how to reach a cluster: by arguments, the environment, or a small file
 drain_command  has a server hand its buckets over to the others, and end
 errors         every error that is raised on purpose, as `tb.errors`
 locks_command  what an operator does about column locks: list, release, forget
@@ -19,6 +19,7 @@ from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Column, Schema
+from recovery.description import TableDescription
 from recovery.embedded.table import Table
 from recovery.reader.cut import Cut
 from recovery.reader.table_changes import TableChanges
@@ -27,12 +28,13 @@ from recovery.table import AnyTable
 from recovery.writer.redo import RedoLog
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
-from server.client.cluster import Cluster, connect
+from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from server.client.snapshot_lease import SnapshotLease
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from tallybook import errors, spark, tiering
+from tallybook.connecting import connect
 
 __all__ = [
     "AggFunction",
@@ -56,6 +58,7 @@ __all__ = [
     "SnapshotLease",
     "Table",
     "TableChanges",
+    "TableDescription",
     "TableScan",
     "TableWriter",
     "TallybookError",

@@ -19,9 +19,9 @@ from server.__main__ import main as serve_here
 from server.__main__ import parser as server_parser
 from server.client.connections import Connections
 from server.launch.logs import configure
-from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE, find_address
+from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from tallybook import drain_command, locks_command, tier_command
-from tallybook.connecting import Reach
+from tallybook.connecting import Reach, find_reach
 from tallybook.text_tables import aligned
 
 _SERVE = """\
@@ -293,8 +293,9 @@ def _telling() -> Iterator[None]:
 
 
 def _reach(arguments: argparse.Namespace, how: str) -> Reach:
-    return Reach(
-        address=find_address(arguments.address, how, os.environ),
+    return find_reach(
+        arguments.address,
+        how=how,
         token_file=arguments.token_file,
         tls_root=arguments.tls_root,
         deadline_s=arguments.deadline,

@@ -15,15 +15,27 @@ import pyarrow as pa
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.log import wall_clock_ms
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.put_to_all import commit_held, held, plan_held
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.undo import UndoRange
 from merge_engine.embedded.catalog import Catalog
-from merge_engine.embedded.derived_calls import Data, DerivedCalls, as_arrow
+from merge_engine.embedded.derived_calls import (
+    FOUND,
+    Data,
+    DerivedCalls,
+    as_arrow,
+)
 from merge_engine.embedded.open_buckets import OpenBuckets
 from merge_engine.merging.batch import BatchRows, read_batch, read_keys
+from merge_engine.merging.dated_partitions import (
+    OlderThan,
+    dated_column,
+    moment_of,
+    older_partitions,
+)
 from merge_engine.merging.fold import fold
 from merge_engine.merging.routing import Route, gather, partition_key, partition_rows, route
 from merge_engine.schema.schema import Column, Schema
@@ -37,8 +49,10 @@ class KeysThere(NamedTuple):
     key_columns: Sequence[pa.Array]
 
 
-Look: TypeAlias = Callable[[Sequence[KeysThere], Sequence[Column]], list[pa.RecordBatch]]
-"""Looks keys up in each of their buckets."""
+Look: TypeAlias = Callable[
+    [Sequence[KeysThere], Sequence[Column], str | None], list[pa.RecordBatch]
+]
+"""Looks keys up in each of their buckets; with a name, a last column says which are there."""
 
 
 class EmbeddedTable(DerivedCalls):
@@ -176,8 +190,13 @@ class EmbeddedTable(DerivedCalls):
         Called while the buckets are held that are written next.
         """
 
-    def _look_up(self, keys: Data, columns: Sequence[str] | None, look: Look) -> pa.Table:
-        """Return the keys and their values, in the order asked; nulls where absent."""
+    def _look_up(
+        self, keys: Data, columns: Sequence[str] | None, look: Look, *, found: bool = False
+    ) -> pa.Table:
+        """Return the keys and their values, in the order asked; nulls where absent.
+
+        `found`: with a last column, `FOUND`, that says whether there is such a row.
+        """
         schema = self.schema
         key_columns = read_keys(as_arrow(keys, schema), schema)
         chosen = schema.values(columns)
@@ -195,11 +214,17 @@ class EmbeddedTable(DerivedCalls):
             )
             for target in known
         ]
-        found = look(asked, chosen)
-        values_schema = pa.schema([(column.name, column.type) for column in chosen])
-        values = gather(len(key_columns[0]), known, found, values_schema)
-        fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
-        return pa.Table.from_arrays([*key_columns, *values], schema=pa.schema(fields))
+        fields = [(column.name, column.type) for column in chosen]
+        if found:
+            fields.append((FOUND, pa.bool_()))
+        rows = look(asked, chosen, FOUND if found else None)
+        values = gather(len(key_columns[0]), known, rows, pa.schema(fields))
+        if found:  # Null where there is not even such a partition.
+            values[-1] = values[-1].fill_null(False)
+        keys_shown = [(column.name, column.type) for column in schema.key_columns]
+        return pa.Table.from_arrays(
+            [*key_columns, *values], schema=pa.schema([*keys_shown, *fields])
+        )
 
     def undo(
         self, debtor: str, columns: Sequence[str], offsets: Mapping[BucketId, int]
@@ -274,9 +299,27 @@ class EmbeddedTable(DerivedCalls):
         with self._lock:
             if key not in self._catalog.partitions:
                 raise InvalidInput(f"there is no partition {values}")
-            partition = self._catalog.drop_partition(key)
-            numbers = range(self._catalog.buckets)
-            self._buckets.delete([BucketId(partition, number) for number in numbers])
+            self._drop_partition(key)
+
+    def drop_partitions(self, *, older_than: OlderThan) -> pa.Table:
+        """Drop all partitions older than a date, a time, or an age; return them as rows.
+
+        One after the other, the oldest first: if it is cut off, call it again. Of the partition
+        columns one is to be a DATE or TIMESTAMP. An age counts from now, by this machine's clock.
+        """
+        dated_column(self.schema)
+        before = moment_of(older_than, wall_clock_ms)
+        with self._lock:
+            old = older_partitions(self.schema, self._catalog.partitions, before)
+            for key in old:
+                self._drop_partition(key)
+        return partition_rows(self.schema, old)
+
+    def _drop_partition(self, key: bytes) -> None:
+        """Within the lock."""
+        partition = self._catalog.drop_partition(key)
+        numbers = range(self._catalog.buckets)
+        self._buckets.delete([BucketId(partition, number) for number in numbers])
 
     def bucket_ids(self) -> list[BucketId]:
         """Return all buckets of all partitions."""

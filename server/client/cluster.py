@@ -7,12 +7,16 @@ orders.lookup({"customer_id": [7]})
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from foundation.allocator import keep_freed_memory
-from foundation.errors import ServerUnavailable
+from foundation.errors import ServerUnavailable, TableExists, UnknownTable
+from locks.catalog.definitions import CatalogTable, TableDefinition
+from locks.cluster.presence import await_cluster
 from locks.coordinator import Coordinator
 from locks.encoding.framing import read_text
 from locks.store.base import Node
@@ -20,6 +24,7 @@ from locks.store.paths import STORAGE
 from locks.store.zookeeper import ZooKeeperStore
 from merge_engine.schema.schema import Schema
 from merge_engine.storage.objects import ObjectStorage, open_storage
+from recovery.description import TableDescription, differences
 from recovery.writer.table_writer import TableWriter
 from server.client.asking import Result, ask
 from server.client.connections import Broken, Connections, ServerCredentials
@@ -27,7 +32,10 @@ from server.client.leader_calls import LeaderCalls
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
 from server.protocol.calls import Status
-from server.protocol.definitions import ClusterTable, define
+from server.protocol.definitions import ClusterTable, define, retaining
+
+PATIENCE_S = 5.0
+_ATTEMPTS = 5
 
 
 def connect(
@@ -39,13 +47,17 @@ def connect(
     deadline_s: float = 30.0,
     attempt_s: float = 10.0,
     storage_settings: Mapping[str, Any] | None = None,
+    patience_s: float | None = PATIENCE_S,
+    create: bool = False,
 ) -> "Cluster":
     """Connect to the cluster whose ZooKeeper is at `host:port[,host:port...][/chroot]`.
 
     `token`, `tls_root`: for servers that want a token, and that speak TLS. `credentials`: user and
     password for ZooKeeper. `deadline_s`: how long a call looks for a leader that answers;
     `attempt_s`: how long it waits for one answer. `storage_settings`: what obstore needs to reach
-    the cluster's object store, for scans of snapshots, which read it themselves.
+    the cluster's object store, for scans of snapshots, which read it themselves. `patience_s`: how
+    long to look for a ZooKeeper where there is none at all, and for a cluster below the chroot
+    (None: for the deadline). `create`: make the cluster if there is none, as servers do.
     """
     return Recipe.of(
         address,
@@ -55,7 +67,7 @@ def connect(
         deadline_s=deadline_s,
         attempt_s=attempt_s,
         storage_settings=storage_settings,
-    ).connect()
+    ).connect(patience_s=patience_s, create=create)
 
 
 class Cluster:
@@ -70,6 +82,8 @@ class Cluster:
         deadline_s: float = 30.0,
         attempt_s: float = 10.0,
         storage_settings: Mapping[str, Any] | None = None,
+        patience_s: float | None = None,
+        create: bool = False,
     ) -> None:
         keep_freed_memory()
         self._settings: dict[str, Any] = {
@@ -82,7 +96,7 @@ class Cluster:
         self.address = address
         self._connecting = threading.Lock()
         self._closed = False
-        self._store, self._coordinator = self._connect()
+        self._store, self._coordinator = self._connect(patience_s, create=create)
         self.calls = LeaderCalls(
             lambda: self.coordinator,
             Connections(server_credentials),
@@ -101,12 +115,26 @@ class Cluster:
                 self._store, self._coordinator = self._connect()
             return self._coordinator
 
-    def _connect(self) -> tuple[ZooKeeperStore, Coordinator]:
+    def _connect(
+        self, patience_s: float | None = None, *, create: bool = False
+    ) -> tuple[ZooKeeperStore, Coordinator]:
+        """Return a session, and what is kept there.
+
+        With patience for as long as the deadline, unless told otherwise: who comes back has been
+        there before.
+        """
         deadline_s = self._settings["deadline_s"]
         store = ZooKeeperStore(
-            self.address, credentials=self._settings["credentials"], deadline_s=deadline_s
+            self.address,
+            credentials=self._settings["credentials"],
+            deadline_s=deadline_s,
+            patience_s=patience_s,
+            create=create,
         )
         try:
+            if not create:
+                patience_s = PATIENCE_S if patience_s is None else patience_s
+                await_cluster(store, self.address, min(patience_s, deadline_s))
             return store, Coordinator(store, deadline_s=deadline_s)
         except BaseException:
             store.close()
@@ -136,14 +164,27 @@ class Cluster:
         buckets: int = 4,
         column_locks: bool = True,
         options: Mapping[str, str] | None = None,
+        retention: timedelta | str | None = None,
+        if_not_exists: bool = False,
     ) -> RemoteTable:
         """Create a table. The number of buckets never changes.
 
         Without column locks anybody writes any column at any time, and nothing can be undone for
-        an owner but by its own hand: at least once, not exactly once.
+        an owner but by its own hand: at least once, not exactly once. `retention`: how long
+        partitions of a date or time are kept. `if_not_exists`: where there is one
+        of this name, return that; TableExists if it is another than was asked for.
         """
         definition = define(schema, buckets, column_locks=column_locks, options=options or {})
-        return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
+        if retention is not None:
+            definition = retaining(definition, retention)
+        if not if_not_exists:
+            return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
+        for _ in range(_ATTEMPTS):
+            with suppress(TableExists):
+                return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
+            with suppress(UnknownTable):  # Dropped in between.
+                return _as_wanted(self.table(name), definition)
+        raise TableExists(f"table {name} is created and dropped again and again by others")
 
     def table(self, name: str) -> RemoteTable:
         """Return the table of this name."""
@@ -173,6 +214,26 @@ class Cluster:
         remote = self.table(table) if isinstance(table, str) else table
         return TableWriter(RemoteAccess(self, remote), owner_id, columns, **settings)
 
+    def tables(self) -> list[TableDescription]:
+        """Return what all tables are, by name."""
+
+        def describe(there: Coordinator) -> list[TableDescription]:
+            found = []
+            for table in map(ClusterTable, there.tables.all()):
+                partitions = None
+                with suppress(UnknownTable):  # Dropped since it was listed.
+                    if table.schema.partition_by:
+                        partitions = len(there.partitions.ids(table.table))
+                    found.append(table.describe(partitions))
+            return sorted(found, key=lambda one: one.name)
+
+        return self._ask(describe)
+
+    def rename_table(self, old: str, new: str) -> RemoteTable:
+        """Give a table another name. Whoever has it open goes on: by its id, as its locks do."""
+        table = self._ask(lambda there: there.tables.get(old))
+        return self._remote(ClusterTable(self.coordinator.tables.rename(table, new)))
+
     def list_tables(self) -> list[str]:
         """Return the names of all tables."""
         return self._ask(lambda there: there.tables.names())
@@ -193,6 +254,9 @@ class Cluster:
             self._closed = True
             self._store.close()
 
+    def __repr__(self) -> str:
+        return f"<Cluster at {self.address}{', closed' if self._closed else ''}>"
+
     def __enter__(self) -> "Cluster":
         return self
 
@@ -212,6 +276,18 @@ class Cluster:
         except Broken as exc:
             return {"address": address, "error": str(exc)}
         return dict(answer.status)
+
+
+def _as_wanted(table: RemoteTable, definition: TableDefinition) -> RemoteTable:
+    """Return the table if it is what was asked for; TableExists, which says how it differs."""
+    asked = CatalogTable(name=table.name, table_id=0, version=0, definition=definition)
+    found = differences(table.definition.describe(), ClusterTable(asked).describe())
+    if found:
+        raise TableExists(
+            f"there is a table {table.name} already, and it is another than was asked for: "
+            + "; ".join(found)
+        )
+    return table
 
 
 def _read_storage(coordinator: Coordinator) -> Node | None:
@@ -240,6 +316,6 @@ class Recipe:
         server_credentials = ServerCredentials(token=token, tls_root=tls)
         return cls(address, {"server_credentials": server_credentials, **settings})
 
-    def connect(self) -> Cluster:
-        """Connect."""
-        return Cluster(self.address, **self.settings)
+    def connect(self, *, patience_s: float | None = None, create: bool = False) -> Cluster:
+        """Connect; arguments as for `connect`."""
+        return Cluster(self.address, patience_s=patience_s, create=create, **self.settings)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, TableAltered
 from foundation.ids import BucketId, Token
+from locks.catalog.definitions import TableDefinition
 from locks.coordinator import Coordinator
 from locks.encoding.offsets import Offsets
 from locks.snapshots.list_records import ListedSnapshot
@@ -18,8 +20,15 @@ from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.undo import UndoRange
 from merge_engine.embedded.derived_calls import Data, DerivedCalls
+from merge_engine.merging.dated_partitions import (
+    OlderThan,
+    dated_column,
+    moment_of,
+    older_partitions,
+)
 from merge_engine.merging.routing import partition_key, partition_rows
 from merge_engine.schema.schema import Schema
+from recovery.description import TableDescription
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from recovery.reader.standing import Standing
@@ -42,7 +51,7 @@ from server.client.table_caller import ClusterConnection, TableCaller
 from server.client.undoing import undo_all
 from server.client.uploads import progress_of
 from server.protocol.calls import TakeSnapshots
-from server.protocol.definitions import ClusterTable, evolved
+from server.protocol.definitions import ClusterTable, emptied, evolved, retaining
 from server.protocol.puts import PutProgress
 from server.protocol.reads import ReadChangelog
 
@@ -85,6 +94,28 @@ class RemoteTable(DerivedCalls, Standing):
     def definition(self) -> ClusterTable:
         """The table as the coordinator defines it, as this client last saw it."""
         return self.caller.table
+
+    def describe(self) -> TableDescription:
+        """Return what the table is, as it is now."""
+        self.refresh()
+        partitioned = bool(self.schema.partition_by)
+        return self.definition.describe(self.partitions().num_rows if partitioned else None)
+
+    def __repr__(self) -> str:
+        return f"<RemoteTable {self.name} (id {self.table_id}), {self.buckets} buckets>"
+
+    def _repr_html_(self) -> str:
+        return self.definition.describe()._repr_html_()
+
+    def truncate(self, *, force: bool = False) -> None:
+        """Empty the table: another one takes its name and definition, in one transaction.
+
+        From then on this is that one, with another id; who has the former one open is told that it
+        was dropped. So is a writer: its lock went with the table. LockHeld while there is a live
+        one, unless forced. Leases go on, and the files are deleted in time, as after a drop.
+        """
+        made = self._cluster.coordinator.truncate_table(self.definition.table, emptied, force=force)
+        self.caller = TableCaller(self._cluster, ClusterTable(made))
 
     def refresh(self) -> None:
         """Look again at the definition: others may have altered it."""
@@ -180,17 +211,21 @@ class RemoteTable(DerivedCalls, Standing):
         *,
         isolation: str = Isolation.LATEST,
         at: Cut | str | None = None,
+        found: bool = False,
     ) -> pa.Table:
         """Return the keys and their values, in the order asked; nulls where absent.
 
-        `isolation`: "latest" shows all that was written; "committed" what was committed, of all
-        keys at one cut, so that no batch is seen in part. `at`: at this cut.
+        `keys`: lists of values, or one value, of each key column. `isolation`: "latest" shows all
+        that was written; "committed" what was committed, of all keys at one cut, so that no batch
+        is seen in part. `at`: at this cut. `found`: with a last column, `_found`, that tells a row
+        of nulls from none; such look-ups do not go together with others.
         """
         shown = Isolation.of(isolation)
-        if at is None:
+        if at is None and not found:
             return look_up_now(self.caller, keys, columns, shown)
+        cut = None if at is None else self._check_cut(Cut.of(at))
         with within(self.caller.calls.deadline_s):
-            return look_up(self.caller, keys, columns, self._check_cut(Cut.of(at)))
+            return look_up(self.caller, keys, columns, cut, isolation=shown, found=found)
 
     async def lookup_async(
         self,
@@ -199,6 +234,7 @@ class RemoteTable(DerivedCalls, Standing):
         *,
         isolation: str = Isolation.LATEST,
         at: Cut | str | None = None,
+        found: bool = False,
     ) -> pa.Table:
         """Look up without waiting, for programs that run an event loop; else as `lookup`.
 
@@ -206,10 +242,10 @@ class RemoteTable(DerivedCalls, Standing):
         one alone, unless it is one of many keys or at a cut, or a leader has to be looked for.
         """
         shown = Isolation.of(isolation)
-        if at is None:
+        if at is None and not found:
             return await look_up_async(self.caller, keys, columns, shown)
         pool = self.caller.calls.lanes.pool
-        look_up_at = partial(self.lookup, keys, columns, isolation=isolation, at=at)
+        look_up_at = partial(self.lookup, keys, columns, isolation=isolation, at=at, found=found)
         return await asyncio.get_running_loop().run_in_executor(pool, look_up_at)
 
     def _check_cut(self, cut: Cut) -> Cut:
@@ -399,9 +435,14 @@ class RemoteTable(DerivedCalls, Standing):
 
     def _evolve(self, change: Callable[[Schema], Schema], *, force: bool = False) -> None:
         """Alter the table as it is now; if somebody else did so meanwhile, look again."""
+        self._alter(lambda definition: evolved(definition, change(self.schema)), force=force)
+
+    def _alter(
+        self, change: Callable[[TableDefinition], TableDefinition], *, force: bool = False
+    ) -> None:
         while True:
             self.refresh()
-            definition = evolved(self.definition.table.definition, change(self.schema))
+            definition = change(self.definition.table.definition)
             try:
                 altered = self._cluster.coordinator.alter_table(
                     self.definition.table, definition, force=force
@@ -424,3 +465,19 @@ class RemoteTable(DerivedCalls, Standing):
         """Drop a partition and its data. One of the same values later is a new one."""
         if not self.caller.drop_partition(partition_key(self.schema, values)):
             raise InvalidInput(f"there is no partition {values}")
+
+    def drop_partitions(self, *, older_than: OlderThan) -> pa.Table:
+        """Drop all partitions older than a date, a time, or an age, in one write; return them.
+
+        As rows of the partition columns. All or none are dropped. Of those there are, one column is
+        to be a DATE or TIMESTAMP. An age counts from now, by the cluster's clock.
+        """
+        dated_column(self.schema)
+        before = moment_of(older_than, lambda: self._ask(lambda there: there.store.now_ms()))
+        ids = self.caller.read_partitions()
+        old = {key: ids[key] for key in older_partitions(self.schema, ids, before)}
+        return partition_rows(self.schema, self.caller.drop_partitions(old))
+
+    def set_retention(self, retention: timedelta | str | None) -> None:
+        """Have partitions dropped by themselves once they are older; None: not any more."""
+        self._alter(lambda definition: retaining(definition, retention))

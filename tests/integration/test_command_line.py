@@ -48,7 +48,7 @@ def test_a_server_serves_shows_its_status_and_stops_when_asked(
         subprocess.Popen(command("serve", *options), stderr=log) as server,
     ):
         try:
-            with connect(address) as cluster:
+            with connect(address, patience_s=30) as cluster:
                 table = cluster.create_table("clicks", SUMS, buckets=2, column_locks=False)
                 table.put({"k": [1, 2], "a": [3, 4], "b": [5, 6]})
                 assert table.lookup({"k": [2]}, ["a"]).to_pylist() == [{"k": 2, "a": 4}]

@@ -87,7 +87,7 @@ def test_a_bucket_that_cannot_be_opened_says_why_to_operators_and_clients(
     zookeeper: EmbeddedZooKeeper, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     address, logs = chroot(zookeeper), tmp_path / "logs"
-    with connect(address, deadline_s=3.0) as client:
+    with connect(address, deadline_s=3.0, create=True) as client:
         table = client.create_table("t", TEXTS, buckets=1, column_locks=False)
         with serving(address, logs, tmp_path / "views"):
             wait_until(lambda: _put(table), "the table is served")

@@ -4,6 +4,7 @@ import inspect
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from foundation.errors import (
     UnknownColumn,
 )
 from foundation.failpoints import arm
-from tests.support.day_tables import DAYS
+from tests.support.day_tables import DATED, DAYS
 from tests.support.faulty_storage import interrupt
 from tests.support.writer_table import MOST
 
@@ -155,6 +156,80 @@ def test_a_put_takes_columns_rows_batches_and_tables(table: tb.AnyTable, data: A
     assert sum(one.changed for one in result.buckets.values()) == 2
     assert set(result.buckets) <= set(table.bucket_ids())
     assert found(table, [2, 1, 3, 1]) == [2, 4, None, 4]
+
+
+def test_a_put_takes_frames_relations_and_streams_of_other_libraries(table: tb.AnyTable) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    duckdb = pytest.importorskip("duckdb")
+    rows = {"k": [1, 2, 1], "a": [1, 2, 3], "note": ["x", "y", "z"]}
+    frame = pandas.DataFrame(rows)
+    batches = pa.table(rows).to_batches()
+    for data in (
+        frame,
+        frame[frame["a"] > 0].iloc[::-1].iloc[::-1],  # Its index has lost its order.
+        frame.set_index("k"),
+        polars.DataFrame(rows),
+        duckdb.sql("from frame"),
+        pa.RecordBatchReader.from_batches(batches[0].schema, batches),
+    ):
+        assert table.put(data).rows == 3
+    assert found(table, [1, 2]) == [24, 12]
+    assert table.lookup(polars.DataFrame({"k": [2]}), ["note"])["note"].to_pylist() == ["y"]
+    assert table.delete(frame[["k"]]).rows == 3
+    assert table.to_arrow().num_rows == 0
+    with pytest.raises(InvalidInput, match="no column 'b'"):
+        table.put(polars.DataFrame({"k": [1], "b": [1]}))
+
+
+def test_a_writer_takes_a_stream_that_can_be_read_only_once(create: Create) -> None:
+    table = create(locked=True)
+    batches = pa.table({"k": [1, 2], "a": [1, 2]}).to_batches()
+    with table.writer(owner_id="etl", columns=["a"]) as writer:
+        writer.write(0, pa.RecordBatchReader.from_batches(batches[0].schema, batches))
+    assert found(table, [1, 2]) == [1, 2]
+
+
+def test_one_key_is_looked_up_by_its_value(table: tb.AnyTable) -> None:
+    table.put({"k": 7, "a": 5})
+    for key in (7, pa.scalar(7)):
+        assert table.lookup({"k": key}).to_pylist() == [{"k": 7, "a": 5, "note": None}]
+    assert table.lookup({"k": 8}, isolation="committed")["a"].to_pylist() == [None]
+    assert table.delete({"k": 7}).rows == 1
+    assert found(table, [7]) == [None]
+    with pytest.raises(InvalidInput, match="column 'a' has one value, and others have lists"):
+        table.put({"k": [1], "a": 1})
+
+
+def test_one_key_of_several_columns_is_looked_up_by_its_values(create: Create) -> None:
+    table = create(DAYS)
+    table.put({"day": ["mon", "tue"], "k": [1, 2], "a": [1, 2]})
+    assert table.lookup({"day": "tue", "k": 2})["a"].to_pylist() == [2]
+    assert table.lookup({"k": 2, "day": "mon"}, found=True)["_found"].to_pylist() == [False]
+    with pytest.raises(InvalidInput, match="column 'day' has one value"):
+        table.lookup({"day": "tue", "k": [2]})
+
+
+@pytest.mark.parametrize("isolation", ["latest", "committed"])
+def test_a_row_of_nulls_is_told_from_none(create: Create, isolation: str) -> None:
+    schema = (
+        tb.SchemaBuilder()
+        .column("k", "BIGINT")
+        .agg_column("n", "BIGINT", "count")
+        .agg_column("note", "STRING", "last_value")
+        .primary_key("k")
+        .build()
+    )
+    table = create(schema)
+    table.put({"k": [1, 2], "note": [None, "x"]})
+    table.put({"k": [2, 3], "n": [None, 7]})
+    rows = table.lookup({"k": [1, 2, 3, 4]}, ["n"], isolation=isolation, found=True)
+    assert rows.schema.names == ["k", "n", "_found"]
+    assert rows["_found"].to_pylist() == [True, True, True, False]
+    assert rows["n"].to_pylist() == [None, 0, 1, None]
+    at = table.lookup({"k": [1, 4]}, at=table.cut(), found=True)
+    assert at["_found"].to_pylist() == [True, False]
+    table.delete({"k": [1]})
+    assert table.lookup({"k": 1}, isolation=isolation, found=True)["_found"].to_pylist() == [False]
 
 
 @pytest.mark.parametrize(
@@ -400,6 +475,39 @@ def test_partitions_are_created_listed_and_dropped(create: Create) -> None:
         table.drop_partition(day="we")
     with pytest.raises(InvalidInput, match="a value for each partition column"):
         table.create_partition(hour=3)
+
+
+def test_partitions_older_than_a_date_or_an_age_are_dropped(create: Create) -> None:
+    table = create(DATED)
+    today = datetime.now(UTC).date()
+    ages = (0, 1, 5, 30, 31)
+    rows = [{"day": today - timedelta(days=age), "region": "eu", "k": 1, "a": age} for age in ages]
+    table.put(rows)
+
+    def left() -> list[int]:
+        return sorted(table.to_arrow(["a"])["a"].to_pylist())
+
+    dropped = table.drop_partitions(older_than=today - timedelta(days=30))
+    assert dropped.to_pylist() == [{"day": rows[4]["day"], "region": "eu"}]
+    assert left() == [0, 1, 5, 30]
+    assert table.drop_partitions(older_than=str(today - timedelta(days=30))).num_rows == 0
+    assert table.drop_partitions(older_than="10 days").num_rows == 1
+    assert left() == [0, 1, 5]
+    # A day is older than a moment if all of it is.
+    noon = datetime.combine(today - timedelta(days=5), time(12), UTC)
+    assert table.drop_partitions(older_than=noon).num_rows == 0
+    assert table.drop_partitions(older_than=noon + timedelta(hours=12)).num_rows == 1
+    assert table.drop_partitions(older_than=timedelta(days=2)).num_rows == 0
+    assert left() == [0, 1]
+    table.put(rows[2:3])
+    assert left() == [0, 1, 5]
+    for wrong in ("soon", "-3 days", timedelta(), 7, None, "2026-13-01"):
+        with pytest.raises(InvalidInput, match=r"older_than|neither a date|a duration is"):
+            table.drop_partitions(older_than=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="this table is partitioned by day STRING"):
+        create(DAYS).drop_partitions(older_than="3 days")
+    with pytest.raises(InvalidInput, match="this table is partitioned by nothing"):
+        create(SUMS).drop_partitions(older_than="3 days")
 
 
 # --- Writers --------------------------------------------------------------------------------------
