@@ -7,8 +7,10 @@ What is here besides needs more than one of the rooms.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-from foundation.errors import UnknownTable
+from foundation.errors import TallybookError, UnknownTable
+from locks.catalog.copies import Copies
 from locks.catalog.definitions import CatalogTable, TableDefinition
 from locks.catalog.dropped_tables import DroppedTables, dropping
 from locks.catalog.partitions import PartitionCatalog
@@ -21,6 +23,7 @@ from locks.snapshots.lists import SnapshotLists
 from locks.store.base import Check, CoordinationStore, Operation
 from locks.store.paths import (
     ASIDE,
+    COPIES,
     DROPPED,
     LEADERS,
     LEASES,
@@ -41,13 +44,14 @@ class Coordinator:
         self.tables = TableCatalog(store, deadline_s)
         self.partitions = PartitionCatalog(store, deadline_s)
         self.dropped = DroppedTables(store, deadline_s)
+        self.copies = Copies(store, deadline_s)
         self.locks = ColumnLocks(store, deadline_s)
         self.servers = Servers(store, deadline_s)
         self.leaders = Leaders(store, deadline_s)
         self.snapshots = SnapshotLists(store, deadline_s)
         self.leases = Leases(store, deadline_s)
         self.tables.prepare()
-        for path in (SERVERS, ASIDE, LEADERS, SNAPSHOTS, LEASES, DROPPED):
+        for path in (SERVERS, ASIDE, LEADERS, SNAPSHOTS, LEASES, DROPPED, COPIES):
             create_if_missing(store, deadline_s, path, b"")
 
     def alter_table(
@@ -99,3 +103,5 @@ class Coordinator:
             self.store.transact(dropping(self.store, table, held))
 
         retried(self.store, self._deadline_s, attempt)
+        with suppress(TallybookError):  # The table is dropped; what is left is of no table.
+            self.copies.forget(table.table_id)
