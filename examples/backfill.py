@@ -5,6 +5,8 @@ the live job goes on meanwhile. A moment in time, the hour at which the live job
 events: each is counted by one of the two.
 """
 
+from typing import Any
+
 import tallybook as tb
 from examples.setting import Setting, alone
 
@@ -24,7 +26,7 @@ def fill(setting: Setting) -> dict[int, int]:
     """Count live events and the history at the same time, and return orders by customer."""
     with tb.connect(setting.address) as cluster:
         table = cluster.create_table("orders", SCHEMA, buckets=4)
-        history = {
+        history: dict[str, list[Any]] = {
             "customer_id": [number % 5 for number in range(BEGAN)],
             "orders_before": [f"order {number}" for number in range(BEGAN)],
         }
