@@ -15,6 +15,7 @@ from tests.support.metrics import ALL_METRICS, CLUSTER_METRICS, SERVER_METRICS, 
 OPERATIONS = ROOT / "docs" / "operations"
 DASHBOARD = OPERATIONS / "grafana-dashboard.json"
 ALERTS = OPERATIONS / "alerts.yml"
+CASES = ROOT / "tests" / "fixtures" / "alerts" / "cases.yml"
 
 
 def test_the_list_of_metrics_is_that_of_the_code() -> None:
@@ -74,15 +75,21 @@ def test_alerts_ask_for_metrics_that_there_are_and_are_explained() -> None:
     } <= asked
 
 
-def test_prometheus_itself_reads_the_rules(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("check", "rules", ALERTS), ("test", "rules", CASES)], ids=["reads", "tries"]
+)
+def test_prometheus_itself_takes_the_rules(arguments: tuple[str | Path, ...]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("there is no promtool here (Debian's package prometheus has it)")
     done = subprocess.run(
-        [promtool, "check", "rules", str(ALERTS)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+        [promtool, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    [group] = yaml.safe_load(ALERTS.read_text())["groups"]
+    [cases] = yaml.safe_load(CASES.read_text())["tests"]
+    fire = {case["alertname"] for case in cases["alert_rule_test"] if "exp_alerts" in case}
+    assert fire == {rule["alert"] for rule in group["rules"]}
