@@ -31,7 +31,7 @@ first: $(INSTALLED)  ## create a table, put two batches, look keys up: no server
 	@$(RUN) examples/first_table.py
 
 docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html
-	@$(RUN) docs/site.py
+	@$(RUN) docs/site.py build/docs
 	@NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict
 
 # Spark starts in half the time, and tests start it often.

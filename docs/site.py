@@ -1,10 +1,13 @@
-"""Lay the pages out for mkdocs, below build/docs, as they lie in the repository: so links hold.
+"""Lay the pages out for mkdocs as they lie in the repository, so that links hold.
+
+    python docs/site.py build/docs
 
 The notebook becomes a page, and the decisions get a list.
 """
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -56,4 +59,4 @@ def lay_out(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    lay_out(ROOT / "build" / "docs")
+    lay_out(Path(sys.argv[1]))
