@@ -11,7 +11,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo first test test-unit test-fault test-hosts chaos spec lint format bench bench-quick bench-latency clean
+.PHONY: help demo first docs test test-unit test-fault test-hosts chaos spec lint format bench bench-quick bench-latency clean
 
 help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -29,6 +29,10 @@ demo: $(INSTALLED)  ## two Spark jobs fill one table; one is killed, and nothing
 
 first: $(INSTALLED)  ## create a table, put two batches, look keys up: no servers, no Spark
 	@$(RUN) examples/first_table.py
+
+docs: $(INSTALLED)  ## the documentation as a site: build/site/index.html
+	@$(RUN) docs/site.py build/docs
+	@NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict
 
 # Spark starts in half the time, and tests start it often.
 $(CLASSES): $(INSTALLED)

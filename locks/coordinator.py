@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from foundation.errors import UnknownTable
+from foundation.errors import TallybookError, UnknownTable
+from locks.catalog.copies import Copies
 from locks.catalog.definitions import CatalogTable, TableDefinition
 from locks.catalog.dropped_tables import DroppedTables, dropping
 from locks.catalog.partitions import PartitionCatalog
@@ -23,6 +24,7 @@ from locks.snapshots.lists import SnapshotLists
 from locks.store.base import Check, CoordinationStore, Delete, Operation, Write
 from locks.store.paths import (
     ASIDE,
+    COPIES,
     DROPPED,
     LEADERS,
     LEASES,
@@ -44,13 +46,14 @@ class Coordinator:
         self.tables = TableCatalog(store, deadline_s)
         self.partitions = PartitionCatalog(store, deadline_s)
         self.dropped = DroppedTables(store, deadline_s)
+        self.copies = Copies(store, deadline_s)
         self.locks = ColumnLocks(store, deadline_s)
         self.servers = Servers(store, deadline_s)
         self.leaders = Leaders(store, deadline_s)
         self.snapshots = SnapshotLists(store, deadline_s)
         self.leases = Leases(store, deadline_s)
         self.tables.prepare()
-        for path in (SERVERS, ASIDE, LEADERS, SNAPSHOTS, LEASES, DROPPED):
+        for path in (SERVERS, ASIDE, LEADERS, SNAPSHOTS, LEASES, DROPPED, COPIES):
             create_if_missing(store, deadline_s, path, b"")
 
     def alter_table(
@@ -104,6 +107,7 @@ class Coordinator:
             self.store.transact([*found.operations, name])
 
         retried(self.store, self._deadline_s, attempt)
+        self._forget_copies(table)
 
     def truncate_table(
         self,
@@ -141,4 +145,10 @@ class Coordinator:
             self.store.transact([*found.operations, *operations, pointer])
             return CatalogTable(name=name, table_id=table_id, version=0, definition=definition)
 
-        return retried(self.store, self._deadline_s, attempt)
+        made = retried(self.store, self._deadline_s, attempt)
+        self._forget_copies(table)
+        return made
+
+    def _forget_copies(self, dropped: CatalogTable) -> None:
+        with suppress(TallybookError):  # What is left is of no table, and in nobody's way.
+            self.copies.forget(dropped.table_id)

@@ -12,6 +12,7 @@
 /leases/<id>                         written whenever a lease is created: its version counts them
 /leases/<id>/<lease id>              a lease on snapshots
 /dropped/<id>                        what a dropped table was
+/copies/<id>.<name>                  a copy of a table in a lake, and how far it is
 /servers/<session name>              a live tablet server (ephemeral): where it listens
 /aside/<session name>                a live server that is to lead nothing (ephemeral): why
 /leaders/<id>-<partition>-<number>   a bucket's leader (ephemeral): its session name
@@ -30,6 +31,7 @@ IDS = "/ids"
 SNAPSHOTS = "/snapshots"
 LEASES = "/leases"
 DROPPED = "/dropped"
+COPIES = "/copies"
 SERVERS = "/servers"
 ASIDE = "/aside"
 LEADERS = "/leaders"
@@ -98,6 +100,11 @@ def lease_path(table_id: int, lease_id: str) -> str:
 def dropped_path(table_id: int) -> str:
     """Return where it is kept what a dropped table was."""
     return f"{DROPPED}/{table_id}"
+
+
+def copy_path(table_id: int, name: str) -> str:
+    """Return where it is kept how far a copy of a table in a lake is."""
+    return f"{COPIES}/{table_id}.{name}"
 
 
 def server_path(name: str) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foundation.ids import BucketId, LeadKey
+from locks.catalog.copies import LakeCopy
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
+from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.schema.schema import Schema
 from server.client.cluster import Cluster
 from server.protocol.definitions import ClusterTable
@@ -25,7 +27,8 @@ class Overview:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._snapshots: dict[int, tuple[float, dict[str, Any]]] = {}
+        self._snapshots: dict[int, tuple[float, dict[str, ListedSnapshot]]] = {}
+        self._open: dict[tuple[int, str], tuple[tuple[int, int], int]] = {}
 
     def look(self) -> dict[str, Any]:
         """Return all there is. TallybookError if the cluster cannot be asked."""
@@ -50,6 +53,7 @@ class Overview:
         buckets = _buckets_of(table.table_id, servers)
         led = [one for one in buckets.values() if one["server"] is not None]
         locks = coordinator.locks.all(table)
+        committed = {lock.owner: lock.record.batch for lock in locks}
         return {
             "name": table.name,
             "id": table.table_id,
@@ -60,7 +64,14 @@ class Overview:
             ],
             "rows": sum(one["rows"] for one in led),
             "bytes": sum(one["bytes"] for one in led),
-            "locks": [_lock(table, lock, buckets, now_ms) for lock in locks],
+            "locks": [
+                self._with_age(table.table_id, _lock(table, lock, buckets, now_ms), now_ms)
+                for lock in locks
+            ],
+            "copies": [
+                _copy(name, copy, committed, now_ms)
+                for name, copy in coordinator.copies.all(table.table_id).items()
+            ],
             "leases": [
                 {
                     "lease": lease.lease_id,
@@ -70,26 +81,60 @@ class Overview:
                 }
                 for lease in coordinator.leases.all(table.table_id)
             ],
-            "snapshots": self._snapshots_of(table.table_id, ids, now_ms),
+            "snapshots": self._snapshots_of(table.table_id, buckets, ids, now_ms),
         }
 
+    def _with_age(self, table_id: int, lock: dict[str, Any], now_ms: int) -> dict[str, Any]:
+        """Return a lock with how long its work has been uncommitted: since it was first seen so.
+
+        Its record may be much older: the job may have had nothing to do before.
+        """
+        key, batch = (table_id, lock["owner"]), (lock["epoch"], lock["batch"])
+        if not lock["uncommitted_changes"]:
+            self._open.pop(key, None)
+            return {**lock, "uncommitted_s": 0.0}
+        before, since_ms = self._open.get(key, (batch, now_ms))
+        if before != batch:
+            since_ms = now_ms
+        self._open[key] = batch, since_ms
+        return {**lock, "uncommitted_s": _seconds(max(0, now_ms - since_ms))}
+
     def _snapshots_of(
-        self, table_id: int, ids: Sequence[BucketId], now_ms: int
+        self,
+        table_id: int,
+        buckets: Mapping[str, Mapping[str, Any]],
+        ids: Sequence[BucketId],
+        now_ms: int,
     ) -> Mapping[str, Any]:
-        """Return how many buckets have a snapshot, and how old the oldest of the latest ones is."""
-        read_at, known = self._snapshots.get(table_id, (0.0, {}))
-        if not known or time.monotonic() - read_at > SNAPSHOTS_S:
+        """Return how many buckets have a snapshot, and how old the oldest is that lacks something.
+
+        Where nothing was written since, no new one is taken: such a one is as good as new.
+        """
+        read_at, latest = self._snapshots.get(table_id, (0.0, {}))
+        if not latest or time.monotonic() - read_at > SNAPSHOTS_S:
             lists = self._cluster.coordinator.snapshots.read_many(table_id, ids)
-            latest = [found.latest for found in lists.values() if found.latest is not None]
-            known = {
-                "buckets": len(latest),
-                "bytes": sum(snapshot.bytes for snapshot in latest),
-                "oldest_ms": min((snapshot.created_ms for snapshot in latest), default=None),
+            latest = {
+                str(LeadKey(table_id, key)): found.latest
+                for key, found in lists.items()
+                if found.latest is not None
             }
-            self._snapshots[table_id] = time.monotonic(), known
-        oldest_ms = known["oldest_ms"]
-        age_s = None if oldest_ms is None else _seconds(now_ms - oldest_ms)
-        return {"buckets": known["buckets"], "bytes": known["bytes"], "oldest_s": age_s}
+            self._snapshots[table_id] = time.monotonic(), latest
+        ages_s = [
+            _seconds(now_ms - snapshot.created_ms)
+            for name, snapshot in latest.items()
+            if _written(buckets.get(name, {})) > snapshot.applied
+        ]
+        return {
+            "buckets": len(latest),
+            "bytes": sum(snapshot.bytes for snapshot in latest.values()),
+            "oldest_s": max(ages_s, default=0.0) if latest else None,
+        }
+
+
+def _written(bucket: Mapping[str, Any]) -> int:
+    """Return up to where a bucket was written; a new leader writes something, too."""
+    works = bucket.get("work", {}).values()
+    return int(max(works, default=bucket.get("offset", 0)))
 
 
 def _server(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,9 +215,22 @@ def _lock(
         "changed_s": _seconds(now_ms - (lock.expires_ms - record.ttl_ms)),
         "expires_in_s": _seconds(lock.expires_ms - now_ms) if record.held else None,
         "debts": len(record.debts),
+        "debtors": sorted({debt.owner for debt in record.debts}),
         "prepared": record.prepared is not None,
         "uncommitted_buckets": len(uncommitted),
         "uncommitted_changes": sum(uncommitted.values()),
+    }
+
+
+def _copy(name: str, copy: LakeCopy, committed: Mapping[str, int], now_ms: int) -> dict[str, Any]:
+    batches, seconds = copy.lag(committed, now_ms)
+    return {
+        "name": name,
+        "location": copy.location,
+        "format": copy.format,
+        "lag_batches": batches,
+        "lag_s": round(seconds, 1),
+        "told_s": _seconds(now_ms - copy.had_all_ms),
     }
 
 

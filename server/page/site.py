@@ -1,4 +1,4 @@
-"""The status page by HTTP: `/`, what it is made of, `/healthz` and `/readyz`.
+"""The status page by HTTP: `/`, what it is made of, `/metrics`, `/healthz` and `/readyz`.
 
 The page needs nothing but itself, and asks nobody else. Only whether this process is there and
 ready is told without the token.
@@ -12,9 +12,11 @@ from typing import Any
 
 from foundation.errors import TallybookError
 from server.client.cluster import Cluster
+from server.page.cluster_metrics import cluster_metrics
 from server.page.questions import row_of
 from server.page.watcher import LOOK_S, Watcher
 from server.protocol.http_endpoint import HttpAnswer, HttpEndpoint
+from server.tablet.metrics_endpoint import metrics_answer
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -26,7 +28,8 @@ _POLICY = (
 class StatusPage(HttpEndpoint):
     """Serves the page until closed. `connect`: to the cluster, once somebody looks.
 
-    `unready`: tells why this process is not ready, if it is not.
+    `unready`: tells why this process is not ready, if it is not. `asks_cluster`: it is ready while
+    it can ask the cluster, besides.
     """
 
     def __init__(
@@ -38,10 +41,12 @@ class StatusPage(HttpEndpoint):
         token: str | None = None,
         tls: tuple[Path, Path] | None = None,
         unready: Callable[[], str | None] = lambda: None,
+        asks_cluster: bool = False,
         look_s: float = LOOK_S,
     ) -> None:
         self._watcher = Watcher(connect, look_s=look_s)
         self._unready = unready
+        self._asks_cluster = asks_cluster
         self._scheme = "http" if tls is None else "https"
         page = files("server.page").joinpath("page.html").read_bytes()
         routes = {
@@ -52,6 +57,7 @@ class StatusPage(HttpEndpoint):
             ),
             "/overview.json": lambda _: _json(self._watcher.seen()),
             "/row.json": self._row,
+            "/metrics": lambda _: metrics_answer(cluster_metrics(self._watcher.now())),
             "/healthz": lambda _: HttpAnswer(body=b"ok\n"),
             "/readyz": self._ready,
         }
@@ -82,6 +88,8 @@ class StatusPage(HttpEndpoint):
 
     def _ready(self, _: Mapping[str, str]) -> HttpAnswer:
         why = self._unready()
+        if why is None and self._asks_cluster:
+            why = self._watcher.now().get("error")
         if why is None:
             return HttpAnswer(body=b"ready\n")
         return HttpAnswer(body=f"not ready: {why}\n".encode(), status=503)

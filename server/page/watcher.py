@@ -34,6 +34,9 @@ class Watcher:
         self._asked_at = 0.0
         self._seen: dict[str, Any] | None = None
         self._closed = False
+        self._looking = threading.Lock()
+        self._overview: Overview | None = None
+        self._looked: tuple[float, dict[str, Any]] | None = None
 
     def cluster(self) -> Cluster:
         """Return a connection to the cluster."""
@@ -60,6 +63,17 @@ class Watcher:
             )
             return self._seen or {"error": "the cluster was not reached yet"}
 
+    def now(self) -> dict[str, Any]:
+        """Return an overview that is no older than the time between two looks.
+
+        It looks by itself if nobody else does, and goes on no further: this is for programs that
+        ask every now and then. With an `error` alone if the cluster cannot be asked.
+        """
+        try:
+            return self._look(at_most_s=self._look_s)
+        except Exception as exc:
+            return {"error": _told(exc)}
+
     def close(self) -> None:
         """Look no more, and end the connection. Closing twice is fine."""
         with self._changed:
@@ -73,21 +87,29 @@ class Watcher:
 
     def _watch(self) -> None:
         trends = Trends()
-        overview: Overview | None = None
         while not self._is_over():
             try:
-                if overview is None:
-                    overview = Overview(self.cluster())
-                seen = overview.look()
+                seen = self._look()
                 trends.add(seen)
                 self._show(_shown(seen, trends))
-            except TallybookError as exc:
-                self._show({**(self._seen or {}), "error": str(exc)})
             except Exception as exc:
-                logger.exception("the page could not look at the cluster")
-                self._show({**(self._seen or {}), "error": f"{type(exc).__name__}: {exc}"})
+                if not isinstance(exc, TallybookError):
+                    logger.exception("the page could not look at the cluster")
+                self._show({**(self._seen or {}), "error": _told(exc)})
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, self._look_s)
+
+    def _look(self, at_most_s: float = 0.0) -> dict[str, Any]:
+        """Look at the cluster, one thread at a time; or return what was seen just now."""
+        with self._looking:
+            if self._looked is not None and time.monotonic() - self._looked[0] < at_most_s:
+                return self._looked[1]
+            if self._overview is None:
+                self._overview = Overview(self.cluster())
+            began_s = time.monotonic()
+            seen = self._overview.look()
+            self._looked = began_s, seen
+            return seen
 
     def _show(self, seen: dict[str, Any]) -> None:
         with self._changed:
@@ -103,6 +125,10 @@ class Watcher:
             return True
 
 
+def _told(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, TallybookError) else f"{type(exc).__name__}: {exc}"
+
+
 def _shown(seen: dict[str, Any], trends: Trends) -> dict[str, Any]:
     """Return what the page gets: without counters, and with what they show."""
     return {
@@ -115,6 +141,7 @@ def _shown(seen: dict[str, Any], trends: Trends) -> dict[str, Any]:
             {
                 **table,
                 "rows_per_s": round(trends.growth(table["name"]), 2),
+                "sizes": trends.sizes(table["name"]),
                 "buckets": [
                     {name: value for name, value in bucket.items() if name != "work"}
                     for bucket in table["buckets"]
@@ -127,5 +154,6 @@ def _shown(seen: dict[str, Any], trends: Trends) -> dict[str, Any]:
             for table in seen["tables"]
         ],
         "points": trends.points(),
+        "errors": trends.errors(),
         "error": None,
     }

@@ -20,9 +20,14 @@ class MetricsEndpoint(HttpEndpoint):
         tls: tuple[Path, Path] | None = None,
     ) -> None:
         def answer(_: Mapping[str, str]) -> HttpAnswer:
-            return HttpAnswer(
-                body=metrics.to_prometheus().encode(),
-                content_type="text/plain; version=0.0.4; charset=utf-8",
-            )
+            return metrics_answer(metrics)
 
         super().__init__({"/metrics": answer}, host=host, port=port, token=token, tls=tls)
+
+
+def metrics_answer(metrics: Metrics) -> HttpAnswer:
+    """Return the metrics as Prometheus reads them."""
+    return HttpAnswer(
+        body=metrics.to_prometheus().encode(),
+        content_type="text/plain; version=0.0.4; charset=utf-8",
+    )

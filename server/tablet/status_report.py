@@ -1,7 +1,9 @@
 """What a server says of itself: to people, and to Prometheus."""
 
 import os
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 from foundation.errors import NotLeader
@@ -22,8 +24,13 @@ class StatusReport:
         self._complaints = complaints
         self._since = time.time()
 
-    def add_gauges(self, admission: Admission, scanners: Scanners, staging: Staging) -> None:
-        """Have the metrics say how much there is of what, whenever they are asked for."""
+    def add_gauges(
+        self, admission: Admission, scanners: Scanners, staging: Staging, views: Path
+    ) -> None:
+        """Have the metrics say how much there is of what, whenever they are asked for.
+
+        `views`: a directory on the disk whose space they tell.
+        """
         gauge, hosting = self._metrics.gauge, self._hosting
         gauge("buckets_led", lambda: {(): len(hosting.led())})
         gauge("buckets_unopened", lambda: {(): len(hosting.unopened())})
@@ -35,6 +42,9 @@ class StatusReport:
         gauge("spooled_bytes", lambda: {(): staging.scratch.used_bytes})
         gauge("scanners_reaped", lambda: {(): scanners.reaped})
         gauge("working_set_bytes", lambda: {(): hosting.memory.used_bytes})
+        gauge("disk_bytes", lambda: {(): _disk(views).total})
+        gauge("disk_free_bytes", lambda: {(): _disk(views).free})
+        gauge("problems", lambda: {(): len(self._complaints.all())})
         gauge("log_end_offset", self._end_offsets)
         gauge("owner_epoch", self._owner_epochs)
 
@@ -100,3 +110,10 @@ class StatusReport:
             for key, led in self._hosting.led().items()
             for owner, epoch in led.owners().items()
         }
+
+
+def _disk(directory: Path) -> "shutil._ntuple_diskusage":
+    """Return how large the disk is; before the directory was made, that of the one above."""
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    return shutil.disk_usage(directory)

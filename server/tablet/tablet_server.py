@@ -325,7 +325,7 @@ class TabletServer:
                 (config.tls_certificate.read_bytes(), config.tls_key.read_bytes())
             ]
         security["middleware"] = {"gate": Gate(config.token)}
-        self._report.add_gauges(self._admission, self._scanners, self._staging)
+        self._report.add_gauges(self._admission, self._scanners, self._staging, config.views)
         try:
             return TabletService(
                 f"{scheme}://{config.host}:{config.port}",

@@ -7,10 +7,11 @@ anywhere leaves the copy as it was, or with the round; the next finds out from t
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from foundation.errors import (
     CutTooOld,
@@ -20,10 +21,12 @@ from foundation.errors import (
 )
 from foundation.failpoints import hit
 from foundation.ids import BucketId
+from locks.catalog.copies import LakeCopy
+from locks.coordinator import Coordinator
 from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from recovery.reader.cut_between import Piece
-from server.client.asking import ask
+from server.client.asking import Result, ask
 from server.client.changelog import pieces_between
 from server.client.cluster import Recipe
 from server.client.remote_table import RemoteTable
@@ -260,6 +263,23 @@ class TableCopy:
         assert self.state is not None
         return Lag.between(self.state.mark.cut, self._table.cut(), self._now_ms())
 
+    def tell(self, ago_s: float) -> None:
+        """Let the cluster know how far the copy is: it had all that was committed `ago_s` ago."""
+        assert self.state is not None
+        place = urlsplit(self.lake.place.location)
+        told = LakeCopy(
+            # A user, or a signature, in a URL is nobody else's business.
+            location=place._replace(netloc=place.netloc.rpartition("@")[2], query="").geturl(),
+            format=self._options.format,
+            had_all_ms=self._now_ms() - int(1000 * ago_s),
+            batches=self.state.mark.cut.batches,
+        )
+        self._ask(lambda there: there.copies.tell(self._table.table_id, self.name, told))
+
+    def forget(self) -> None:
+        """Let the cluster know that nobody keeps the copy up to date any more."""
+        self._ask(lambda there: there.copies.forget(self._table.table_id, self.name))
+
     def shown(self, done: Round) -> Round:
         """Return a round with what the copy is by now."""
         assert self.state is not None
@@ -353,8 +373,11 @@ class TableCopy:
         return self.shown(found)
 
     def _now_ms(self) -> int:
+        return self._ask(lambda there: there.store.now_ms())
+
+    def _ask(self, question: Callable[[Coordinator], Result]) -> Result:
         cluster = self._table.caller.cluster
-        return ask(lambda: cluster.coordinator, lambda there: there.store.now_ms())
+        return ask(lambda: cluster.coordinator, question)
 
 
 def _new(done: FilesDone) -> Sequence[LakeFile]:

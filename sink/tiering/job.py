@@ -93,6 +93,9 @@ class TieringJob:
             with suppress(TallybookError):  # It expires, and the error that there is says more.
                 lease.drop()
             raise
+        if not self._options.hold_s:  # Else somebody will come back for it, and is waited for.
+            with suppress(TallybookError):
+                copy.forget()
         if self._options.hold_s:
             lease.hold(int(1000 * self._options.hold_s))
         else:
@@ -141,9 +144,11 @@ class TieringJob:
 
     def _with_lag(self, done: Round, began_s: float) -> Round:
         """Return a round with how far the copy is behind by now, if that can be found out."""
+        assert self._copy is not None
         if done.kind is not RoundKind.COPY:  # Its cut was taken after it began.
             self._had_all_s = began_s
         with suppress(TallybookError):
+            self._copy.tell(time.monotonic() - began_s)
             return replace(done, lag=self._lag())
         return done
 

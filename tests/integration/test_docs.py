@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from server.__main__ import parser
+from server.client.cluster import connect
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from sink.options import OWNER_ID, TTL, SinkOptions
@@ -30,6 +31,7 @@ from tests.support.spark_session import quiet_spark
 
 # What has the form of an option, and is one of another program.
 _FOREIGN = {"--preload", "--supervise"}
+REQUIRED = ["--zookeeper", "z", "--logs", "l", "--views", "v"]
 _OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 
 
@@ -93,6 +95,18 @@ def test_options_in_tables_have_the_defaults_that_servers_have() -> None:
                 assert (name, options, values_in(row["default"])) == (name, options, defaults)
                 seen.update(options)
     assert {"--scanner-ttl", "--max-puts", "--snapshot-interval", "--host"} <= seen
+
+
+def test_the_table_of_settings_has_every_option_of_a_server_and_of_a_client() -> None:
+    settings = page("docs/operating.md")
+    told = [re.findall(r"`(--[a-z-]+)`", row["option"]) for row in settings.table("option")]
+    of_a_process = {f"--{name.replace('_', '-')}" for name in vars(parser().parse_args(REQUIRED))}
+    assert [len(options) for options in told] == [1] * len(told)
+    assert sorted(option for [option] in told) == sorted(of_a_process)
+    arguments = inspect.signature(connect).parameters
+    assert {
+        row["argument"].strip("`"): values_in(row["default"]) for row in settings.table("argument")
+    } == {name: [one.default] for name, one in arguments.items() if name != "address"}
 
 
 def test_the_options_of_a_sink_are_those_that_it_takes() -> None:

@@ -6,7 +6,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from foundation.errors import InvalidInput, Unavailable
 from foundation.failpoints import arm
+from locks.catalog.copies import LakeCopy
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from merge_engine.aggregates.registry import AggFunction
 from merge_engine.schema.builder import SchemaBuilder
 from recovery.writer.rows import Rows
-from server.client.cluster import Cluster
+from server.client.cluster import Cluster, connect
+from server.page.of_cluster import page_of_cluster
 from server.page.of_server import page_of
 from server.tablet.tablet_server import TabletServer
+from tests.support.metrics import CLUSTER_METRICS
 from tests.support.raw_flight import client_of, running
 from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
@@ -157,7 +161,9 @@ def test_uncommitted_work_and_what_owners_did_are_seen(paged: Paged) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
-@pytest.mark.parametrize("path", ["/", "/overview.json", "/row.json?table=orders", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/", "/metrics", "/overview.json", "/row.json?table=orders", "/nothing"]
+)
 def test_nothing_is_shown_without_the_token(paged: Paged, path: str, token: str | None) -> None:
     status, body = paged.get(path, token)
     assert status == 401
@@ -205,21 +211,124 @@ def test_a_name_that_leads_here_is_no_way_in_without_a_token(
         assert open_to_all.get("/overview.json", None, Host="evil.example:80")[0] == 421
         assert open_to_all.get("/nothing", None) == (
             404,
-            "there is /, /healthz, /overview.json, /readyz, /row.json, and no /nothing\n",
+            "there is /, /healthz, /metrics, /overview.json, /readyz, /row.json, and no /nothing\n",
         )
 
 
-def test_the_page_shows_it_all_in_a_browser(paged: Paged, tmp_path: Path) -> None:
+def test_the_state_of_the_cluster_is_there_for_prometheus(paged: Paged) -> None:
+    copy = LakeCopy(location="/lake/orders", format="delta", had_all_ms=1, batches={"shop": 1})
+    [table] = [t for t in paged.overview()["tables"] if t["name"] == "orders"]
+    paged.cluster.coordinator.copies.tell(table["id"], "c", copy)
+
+    def metrics() -> dict[str, float]:
+        status, body = paged.get("/metrics")
+        assert status == 200
+        lines = [line.rpartition(" ") for line in body.splitlines() if line[0] != "#"]
+        return {name: float(value) for name, _, value in lines}
+
+    wanted = 'tallybook_cluster_lake_lag_batches{copy="/lake/orders",table="orders"}'
+    wait_until(lambda: wanted in metrics(), "the copy is seen")
+    found = metrics()
+    assert found[wanted] == 1
+    assert found[wanted.replace("batches{", "seconds{")] > 1e9
+    assert found["tallybook_cluster_reachable"] == 1
+    assert found["tallybook_cluster_servers"] == 1
+    assert found['tallybook_cluster_buckets_without_leader{table="orders"}'] == 0
+    assert 0 < found['tallybook_cluster_lock_expires_seconds{owner="shop",table="orders"}'] <= 600
+    assert {name.partition("{")[0] for name in found} - CLUSTER_METRICS == set()
+    paged.cluster.coordinator.copies.forget(table["id"])
+    wait_until(lambda: wanted not in metrics(), "the copy is forgotten")
+
+
+def test_a_page_outside_of_the_servers_shows_the_same_and_says_when_it_cannot(
+    paged: Paged,
+) -> None:
+    def connect_here() -> Cluster:
+        return connect(paged.address, token=TOKEN, credentials=CREDENTIALS, deadline_s=5)
+
+    with closing(page_of_cluster(connect_here, token="another")) as page:
+        outside = Paged(paged.address, paged.server, paged.cluster, page.url)
+        assert outside.get("/overview.json", TOKEN)[0] == 401
+        status, body = outside.get("/overview.json", "another")
+        assert status == 200
+        assert [table["name"] for table in json.loads(body)["tables"]] == ["orders"]
+        assert outside.get("/readyz", None) == (200, "ready\n")
+        assert TOKEN not in body
+
+    def nowhere() -> Cluster:
+        raise Unavailable("there is no ZooKeeper")
+
+    with closing(page_of_cluster(nowhere)) as page:
+        lost = Paged(paged.address, paged.server, paged.cluster, page.url)
+        assert lost.get("/readyz", None) == (503, "not ready: there is no ZooKeeper\n")
+        assert lost.get("/healthz", None)[0] == 200
+        assert "\ntallybook_cluster_reachable 0\n" in lost.get("/metrics", None)[1]
+    with pytest.raises(InvalidInput, match="give it a token"):
+        page_of_cluster(nowhere, host="0.0.0.0")
+
+
+@contextmanager
+def browser_page(**settings: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Open a page in Chromium; yield it, and what it has complained of by then."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     browser_path = shutil.which("chromium")
     if browser_path is None:
         pytest.skip("there is no chromium here (Debian's package has it)")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        page = browser.new_page(http_credentials={"username": "me", "password": TOKEN})
+        page = browser.new_page(**settings)
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        yield page, wrong
+        browser.close()
+
+
+def test_the_page_shows_a_thousand_buckets_in_a_browser(paged: Paged) -> None:
+    seen = paged.overview()
+    [table] = [one for one in seen["tables"] if one["name"] == "orders"]
+    [server] = seen["servers"]
+    servers = [{**server, "address": f"host-{number}:9000"} for number in range(20)]
+    buckets = [
+        {**table["buckets"][0], "bucket": f"1-0-{n}", "server": servers[n % 20]["address"]}
+        for n in range(999)
+    ]
+    lost = {"bucket": "1-0-999", "server": None, "why": "the disk is full"}
+    event = {"at_ms": seen["at_ms"], "kind": "takeover", "of": "nobody"}
+    copy = {
+        "name": "c",
+        "location": "/lake",
+        "format": "delta",
+        "lag_batches": 4,
+        "lag_s": 1200.0,
+        "told_s": 1200.0,
+    }
+    table |= {"buckets": [*buckets, lost], "copies": [copy], "sizes": [1, 5, 9]}
+    table["locks"][0] |= {"events": [event], "uncommitted_buckets": 1, "uncommitted_s": 400.0}
+    failed = {"call": "put", "error": "Overloaded", "times": 12, "last_ms": seen["at_ms"]}
+    shown = {**seen, "servers": servers, "tables": [table], "errors": [failed]}
+    with browser_page(http_credentials={"username": "me", "password": TOKEN}) as (page, wrong):
+        page.route("**/overview.json", lambda route: route.fulfill(json=shown))
+        page.goto(paged.url)
+        page.get_by_text("something is wrong").wait_for(timeout=60_000)
+        assert page.locator("#map .cell").count() == 1_000
+        assert "the disk is full (1-0-999)" in page.locator("#problems").inner_text()
+        assert "4 batches, 20 min" in page.locator("#lake").inner_text()
+        assert "Overloaded" in page.locator("#errors").inner_text()
+        assert "for 7 min" in page.locator("#locks").inner_text()
+        titles = page.locator("#locks .timeline title").all_text_contents()
+        assert titles == ["0.0 s ago: took over columns of nobody"]
+        assert page.locator("#tables .spark polyline").count() == 1
+        drawn_ms = page.evaluate(
+            "(() => { const b = performance.now(); showMap(); return performance.now() - b; })()"
+        )
+        assert drawn_ms < 1_000
+        assert wrong == []
+
+
+def test_the_page_shows_it_all_in_a_browser(paged: Paged) -> None:
+    settings = {"http_credentials": {"username": "me", "password": TOKEN}}
+    with browser_page(**settings) as (page, wrong):
         page.goto(paged.url)
         page.get_by_text("all is well").wait_for(timeout=60_000)
         assert page.locator("#map .cell").count() == 3
@@ -232,4 +341,3 @@ def test_the_page_shows_it_all_in_a_browser(paged: Paged, tmp_path: Path) -> Non
         assert page.title() == "Tallybook"
         page.locator("#charts svg polyline").first.wait_for(state="attached", timeout=60_000)
         assert wrong == []
-        browser.close()

@@ -102,6 +102,23 @@ def test_after_every_round_the_copy_is_the_table(
     assert tier().table_rows == 1
 
 
+def test_the_cluster_knows_how_far_a_copy_is_while_somebody_keeps_it(scene: TieringScene) -> None:
+    table, lake = scene.table(), scene.lake()
+    copies, table_id = table.caller.cluster.coordinator.copies, table.table_id
+    writer = scene.writer(table)
+    write(writer, {"k": [1], "op": ["upsert"], "a": [1], "b": [1]})
+    scene.tier(table, lake, hold_s=60.0)  # Somebody will come back for it.
+    [told] = copies.all(table_id).values()
+    [batch] = told.batches.values()
+    assert (told.location, told.format) == (str(lake), "delta")
+    assert told.lag(told.batches, told.had_all_ms + 5_000) == (0, 0.0)
+    write(writer, {"k": [1], "op": ["upsert"], "a": [1], "b": [1]})
+    [(owner, committed)] = table.cut().batches.items()
+    assert told.lag({owner: committed}, told.had_all_ms + 5_000) == (committed - batch, 5.0)
+    scene.tier(table, lake)
+    assert copies.all(table_id) == {}, "a job that ends in good order leaves nothing behind"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_all_types_are_copied_as_they_are(scene: TieringScene, kind: str) -> None:
     builder = SchemaBuilder().column("k", "BIGINT").primary_key("k")

@@ -29,7 +29,8 @@ def overview(
 
 def lock(**fields: Any) -> dict[str, Any]:
     """Return a lock as an overview has it."""
-    return {"owner": "a", "epoch": 1, "batch": -1, "state": "ready", "changed_s": 0.0, **fields}
+    known = {"owner": "a", "epoch": 1, "batch": -1, "state": "ready", "changed_s": 0.0}
+    return {**known, "columns": "x", "uncommitted_changes": 0, "debtors": [], **fields}
 
 
 def test_counters_become_rates_and_mean_times() -> None:
@@ -94,3 +95,58 @@ def test_owners_acquire_commit_recover_and_release() -> None:
         {"at_ms": 110_000, "kind": "released"},
     ]
     assert trends.events("t", "b") == []
+
+
+def test_a_takeover_is_seen_however_soon_it_is_over_and_what_it_brought_back() -> None:
+    trends = Trends()
+    trends.add(overview(100, locks=[lock(columns="x, y", uncommitted_changes=7)]))
+    trends.add(
+        overview(
+            102,
+            locks=[
+                lock(columns="x, y", state="released"),
+                lock(owner="b", epoch=2, columns="y, z", debtors=["a"]),
+                lock(owner="c", epoch=3, columns="w"),
+            ],
+        )
+    )
+    assert trends.events("t", "b") == [
+        {"at_ms": 102_000, "kind": "acquired", "epoch": 2},
+        {"at_ms": 102_000, "kind": "takeover", "of": "a"},
+        {"at_ms": 102_000, "kind": "undo", "of": ["a"], "changes": 7},
+    ]
+    assert [event["kind"] for event in trends.events("t", "c")] == ["acquired"]
+
+
+def test_an_owner_that_comes_back_to_what_it_had_not_committed_undoes_it() -> None:
+    trends = Trends()
+    trends.add(overview(100, locks=[lock(uncommitted_changes=3)]))
+    trends.add(overview(102, locks=[lock(epoch=2)]))
+    assert [event["kind"] for event in trends.events("t", "a")] == ["acquired", "undo"]
+
+
+def test_sizes_are_thinned_out_and_end_with_the_last() -> None:
+    trends = Trends()
+    for at in range(200):
+        trends.add(overview(100 + at, size=at))
+    sizes = trends.sizes("t")
+    assert len(sizes) <= 61
+    assert (sizes[0], sizes[-1]) == (0, 199)
+
+
+def test_failed_calls_of_the_last_hour_are_counted_by_their_errors() -> None:
+    def failed(at_s: float, times: float) -> dict[str, Any]:
+        seen = overview(at_s)
+        name = 'tallybook_errors_total{call="put",error="Overloaded"}'
+        seen["servers"][0]["metrics"][name] = times
+        return seen
+
+    trends = Trends()
+    trends.add(failed(100, 5))  # Before anybody looked.
+    trends.add(failed(102, 8))
+    trends.add(failed(104, 2))  # It has started again.
+    assert trends.errors() == [
+        {"call": "put", "error": "Overloaded", "times": 5, "last_ms": 104_000}
+    ]
+    trends.add(failed(104 + KEPT_S + 1, 2))
+    assert trends.errors() == []
