@@ -9,17 +9,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from foundation import forks
+from foundation.deadlines import deadline_in, remaining
 from foundation.errors import (
     Fenced,
     InvalidInput,
     InvalidValue,
     TallybookError,
+    Unavailable,
     UnknownColumn,
 )
 from locks.column_locks.acquisition import NAMED_WRITE
@@ -37,7 +40,7 @@ from sink.partitions import PartitionsMissing, never_settles, partitions_named, 
 from sink.progress import BatchProgress, SinkStatus
 from sink.quarantine import Quarantine
 from sink.routing import RecentBatches, is_too_large
-from sink.runs import Run, begin
+from sink.runs import Run, begin, forget
 from sink.session import Identity, Session, Target, identify, open_session, query_of
 from sink.tasks_work import TasksWork
 from sink.watching import Ask, BatchWatch
@@ -115,18 +118,39 @@ class AggregateSink:
         In a process that was forked from the query's it does nothing: the lock is the query's.
         """
         self._close(lambda _: True)
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
 
     def _close(self, is_meant: Callable[[Session], bool]) -> None:
         if forks.is_inherited(self._process):
             return
-        with self._closing:
-            with self._calls:
+        deadline = deadline_in(self._options.deadline_s)
+        with self._held(self._closing, deadline):
+            with self._held(self._calls, deadline):
                 session = self._session
                 if session is None or not is_meant(session):
                     return
                 self._session = None
             session.close()
+
+    @contextmanager
+    def _held(self, lock: threading.Lock, deadline: float) -> Iterator[None]:
+        """Hold a lock that a batch, or another who closes, may have; an error after a while."""
+        if not lock.acquire(timeout=remaining(deadline)):
+            raise Unavailable(
+                f"the sink of table {self._target.table} is not closed: a batch has been under way "
+                f"for more than {self._options.deadline_s:g} s. Its lock is released when the "
+                "batch is over and close() is called again, or when it expires"
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except TallybookError as exc:
+            logger.warning("%s", exc)
 
     def check(self, frame: Any) -> None:
         """Raise if the columns of this frame, a stream's too, are not those that the sink needs.
@@ -137,10 +161,12 @@ class AggregateSink:
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write a micro-batch; Spark calls this."""
+        if type(frame).__module__.startswith("pyspark.sql.connect"):
+            self.__getstate__()
         try:
             self._call(frame, batch_id)
         except TallybookError as exc:
-            if not _in_query(frame):
+            if query_of(frame.sparkSession.sparkContext) is None:
                 raise
             raise failed_batch(exc, batch_id, self._target.table)  # noqa: B904
         went_well()
@@ -166,8 +192,6 @@ class AggregateSink:
 
     def _ready(self, frame: Any) -> Session:
         """Return the session; with the first batch, find out who we are and start one."""
-        if type(frame).__module__.startswith("pyspark.sql.connect"):
-            self.__getstate__()
         context = frame.sparkSession.sparkContext
         identity = self._identify(context)
         if self._session is not None:
@@ -177,11 +201,12 @@ class AggregateSink:
             # The next run of the query is there before Spark has told that the last one is over.
             last, self._session = self._session, None
             last.close()
+            forget(last.identity.run_id)
         session = self._session = open_session(self._target, identity)
         self._last_writer = session.writer
         self._undone_keys = 0
-        atexit.unregister(self.close)
-        atexit.register(self.close)
+        atexit.unregister(self._close_at_exit)
+        atexit.register(self._close_at_exit)
         if identity.query_id and identity.run_id:
             self._end_with(session, identity.query_id, identity.run_id)
         return session
@@ -345,10 +370,6 @@ class AggregateSink:
 
 def _recipe(address: str, connection: Mapping[str, Any] | None) -> Recipe:
     return Recipe.of(address, **(connection or {}))
-
-
-def _in_query(frame: Any) -> bool:
-    return query_of(frame.sparkSession.sparkContext) is not None
 
 
 def _rows_in(rows: Rows) -> int:

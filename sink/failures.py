@@ -23,8 +23,8 @@ def failed_batch(error: TallybookError, batch: int, table: str) -> TallybookErro
     """
     logger.error("batch %d of table %s failed: %s", batch, table, error)
     logger.debug("where it failed", exc_info=error)
-    if not _last:
-        atexit.register(_say_last)
+    atexit.unregister(_say_last)
+    atexit.register(_say_last)
     _last[:] = [f"batch {batch} of table {table} failed: {error}"]
     # A cause is shown before its effect, and one that was never raised has no traceback to show.
     first = TallybookError.__new__(type(error), str(error))

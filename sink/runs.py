@@ -18,9 +18,10 @@ from foundation import forks
 
 logger = logging.getLogger(__name__)
 
-# How long Spark may take to tell that a query has ended, if that cannot be asked.
-_TOLD_S = 5.0
-# At exit: how long Spark may take to tell all that it has to tell.
+# How long a run that is over may take to let go, and Spark to tell that it is over.
+_MAKE_WAY_S = 10.0
+# At exit: how long queries may take to stop in all, and Spark to tell all that it has to tell.
+_AT_EXIT_S = 20.0
 _LAST_NEWS_MS = 5_000
 
 
@@ -90,26 +91,81 @@ def begin(run: Run) -> None:
     """Note that this run holds its columns."""
     with _lock:
         _runs[run.run_id] = run
-    atexit.unregister(_end_all)  # Last registered, first called: before what the sinks rest on.
-    atexit.register(_end_all)
+    _exit.prepare()
+
+
+def forget(run_id: str | None) -> None:
+    """Note that a run is over, and its lock released."""
+    with _lock:
+        run = _runs.pop(run_id or "", None)
+    if run is not None:
+        run.ended.set()
 
 
 def make_way(columns: Columns, query_id: str, run_id: str) -> None:
-    """End other runs that hold these columns and are over. One that goes on is left alone."""
+    """End other runs that hold these columns and are over. One that goes on is left alone.
+
+    Whoever lets go too slowly is not waited for: then the lock says who holds it.
+    """
     with _lock:
         others = [run for run in _runs.values() if run.run_id != run_id and run.is_ours]
     for run in others:
         if not run.columns.is_in_the_way_of(columns):
             continue
         over = run.is_over(query_id)
-        if over is None:
-            run.ended.wait(_TOLD_S)
-        elif over:
-            run.end()
+        if over:
+            # Its last batch may still be under way, and want what we hold.
+            threading.Thread(
+                target=_end, args=[run], name="tallybook-run-ends", daemon=True
+            ).start()
+        if over is not False:
+            run.ended.wait(_MAKE_WAY_S)
+
+
+class _Exit:
+    """The end of the process: queries are stopped, whose functions end with it, and locks released.
+
+    By a thread that waits for it: at exit none can be started, and one that Spark lets wait for a
+    function which never returns would never exit.
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._now = threading.Event()
+        self._done = threading.Event()
+
+    def prepare(self) -> None:
+        """Be there when this process ends, before what the sinks rest on is gone."""
+        with _lock:
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                self._now, self._done = threading.Event(), threading.Event()
+                waiting = (self._now, self._done)
+                threading.Thread(
+                    target=self._wait, args=waiting, name="tallybook-exit", daemon=True
+                ).start()
+        atexit.unregister(self._leave)  # Last registered, first called.
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        if self._process == os.getpid():
+            self._now.set()
+            if not self._done.wait(_AT_EXIT_S):
+                logger.warning("a query did not stop in %g s: the process exits", _AT_EXIT_S)
+
+    @staticmethod
+    def _wait(now: threading.Event, done: threading.Event) -> None:
+        now.wait()
+        try:
+            _end_all()
+        finally:
+            done.set()
+
+
+_exit = _Exit()
 
 
 def _end_all() -> None:
-    """At exit: stop the queries, whose functions end with this process, and let go of the locks."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     with _lock:
@@ -121,12 +177,18 @@ def _end_all() -> None:
                 run.stop()
             # So that Spark tells nothing to a process that is gone.
             context._jsc.sc().listenerBus().waitUntilEmpty(_LAST_NEWS_MS)
-        except (
-            Exception
-        ) as exc:  # Spark is gone, or says that it is late: all that is left is ours.
+        except Exception as exc:
+            # Spark is gone, or says that it is late: all that is left is ours.
             logger.info("queries were not stopped at exit: %s", exc)
     for run in runs:
+        _end(run)
+
+
+def _end(run: Run) -> None:
+    try:
         run.end()
+    except Exception as exc:
+        logger.warning("the lock of run %s was not released: %s", run.run_id, exc)
 
 
 def _query(streams: Any, run_id: str) -> Any | None:

@@ -15,7 +15,17 @@ from foundation.failpoints import arm
 from server.launch.local_cluster import LocalCluster
 from sink import runs
 from tests.conftest import SUMS
-from tests.support.sinks import KEYS, Killed, Sinks, counted, ones, sinks_of, stored, write_file
+from tests.support.sinks import (
+    KEYS,
+    QUERY_S,
+    Killed,
+    Sinks,
+    counted,
+    ones,
+    sinks_of,
+    stored,
+    write_file,
+)
 from tests.support.spark_session import quiet_spark
 
 pytestmark = pytest.mark.spark
@@ -77,6 +87,7 @@ def test_a_write_that_dies_half_way_is_undone_and_done_by_the_next_of_its_name(
     with monkeypatch.context() as patched:
         # A process that is killed does not close its sink.
         patched.setattr("sink.named_write._NamedSink.close", lambda _: None)
+        patched.setattr("atexit.register", lambda *_: None)
         with arm(failpoint, die), pytest.raises(Killed):
             tb.write(sinks.frame(ones()), table, name="monday")
     fewer = range(5)
@@ -189,7 +200,7 @@ def test_a_query_that_goes_on_keeps_its_columns(sinks: Sinks, tmp_path: Path) ->
     try:
         query.processAllAvailable()
         other = sinks.sink(table, ["a", "b"], handover=True)
-        assert "is locked by" in sinks.run(stream, other, tmp_path / "two").failure
+        assert "are held by" in sinks.run(stream, other, tmp_path / "two").failure
         write_file(tmp_path / "in", 1, ones())
         query.processAllAvailable()
     finally:
@@ -245,45 +256,60 @@ def test_the_message_of_a_failed_batch_is_first_and_last(
 
 _JOB = """
 import sys
+from pyspark.sql import SparkSession
 import tallybook as tb
-from tests.support.spark_session import quiet_spark
 
-directory, address, table, end = sys.argv[1:]
-context = quiet_spark("local[1]")
-spark = context.__enter__()
+directory, address, table, *ends = sys.argv[1:]
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
 stream = spark.readStream.schema("k BIGINT, a BIGINT, b BIGINT").parquet(f"{directory}/in")
-renamed = {"a": "x"} if end == "fails" else {}
-sink = tb.AggregateSink(address, table, columns=["a", "b"], owner_id=end, renamed=renamed)
-writing = stream.writeStream.foreachBatch(sink)
-query = writing.option("checkpointLocation", f"{directory}/{end}").start()
-query.processAllAvailable()
-if end == "stopped":
-    query.stop()
-keep = context  # Spark is not stopped.
+for end in ends:
+    renamed = {"a": "x"} if end == "fails" else {}
+    how = {"columns": ["a", "b"], "owner_id": end, "renamed": renamed, "handover": True}
+    writing = stream.writeStream.foreachBatch(tb.AggregateSink(address, table, **how))
+    query = writing.option("checkpointLocation", f"{directory}/{end}").start()
+    query.processAllAvailable()
+    if end == "stopped":
+        query.stop()
 """
+
+
+def run_job(sinks: Sinks, directory: Path, table: Any, *ends: str) -> Any:
+    """Run queries in a program that ends without stopping Spark."""
+    arguments = [str(directory), sinks.local.address, table.name, *ends]
+    return subprocess.run(
+        [sys.executable, "-c", _JOB, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=QUERY_S,
+    )
 
 
 def test_a_program_that_ends_without_stopping_anything_ends_quietly(
     sinks: Sinks, tmp_path: Path
 ) -> None:
+    table = sinks.table(SUMS)
     write_file(tmp_path / "in", 0, ones())
-    for end in ("running", "stopped", "fails"):
-        table = sinks.table(SUMS)
-        arguments = [str(tmp_path), sinks.local.address, table.name, end]
-        done = subprocess.run(
-            [sys.executable, "-c", _JOB, *arguments], capture_output=True, text=True, check=False
-        )
-        if end == "fails":
-            last = done.stderr.strip().rpartition("\n")[2]
-            said = f"batch 0 of table {table.name} failed: the input has no column 'x' (for 'a')"
-            assert last == f"tallybook: {said}"
-            assert done.returncode == 1
-            continue
-        assert "Exception" not in done.stderr
-        assert "Traceback" not in done.stderr
-        assert done.returncode == 0
-        assert stored(table, KEYS) == counted(1)
-        assert not sinks.record(table, end).held
+    done = run_job(sinks, tmp_path, table, "stopped", "running")
+    assert "Exception" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert stored(table, KEYS) == counted(2)
+    assert not sinks.record(table, "stopped").held
+    assert not sinks.record(table, "running").held
+
+
+def test_a_program_that_ends_by_a_failed_batch_says_so_in_its_last_line(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+    write_file(tmp_path / "in", 0, ones())
+    done = run_job(sinks, tmp_path, table, "fails")
+    last = done.stderr.strip().rpartition("\n")[2]
+    said = f"batch 0 of table {table.name} failed: the input has no column 'x' (for 'a')"
+    assert last == f"tallybook: {said}"
+    assert done.returncode == 1
 
 
 def _catalog(table: Any) -> Any:
