@@ -63,7 +63,7 @@ class Run:
             with _lock:
                 _runs.pop(self.run_id, None)
 
-    def is_over(self, next_query_id: str) -> bool | None:
+    def is_over(self, next_query_id: str | None) -> bool | None:
         """Whether the query has ended; None if only Spark can tell, and will.
 
         Of one query there is one run at a time: the next is there when the last is over.
@@ -102,7 +102,7 @@ def forget(run_id: str | None) -> None:
         run.ended.set()
 
 
-def make_way(columns: Columns, query_id: str, run_id: str) -> None:
+def make_way(columns: Columns, query_id: str | None, run_id: str | None) -> None:
     """End other runs that hold these columns and are over. One that goes on is left alone.
 
     Whoever lets go too slowly is not waited for: then the lock says who holds it.

@@ -150,7 +150,7 @@ class Session:
         identity = self.identity
         if identity.query_id and identity.run_id:
             self._claim((identity.run_id, table.table_id, identity.owner))
-            make_way(self.columns, identity.query_id, identity.run_id)
+        make_way(self.columns, identity.query_id, identity.run_id)
         self.writer.start()
 
     def check_usable(self, query_id: str | None) -> None:

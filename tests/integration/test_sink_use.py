@@ -117,7 +117,6 @@ def test_a_job_goes_on_after_a_write_to_its_columns_as_if_nothing_had_been(
     write_file(tmp_path / "in", 0, ones())
     job = sinks.sink(table, ["a", "b"])
     assert sinks.run(sinks.source(tmp_path / "in"), job, tmp_path / "chk").failure is None
-    job.close()
     tb.write(sinks.frame(ones()), table, name="correction")
     write_file(tmp_path / "in", 1, ones())
     again = sinks.sink(table, ["a", "b"])
