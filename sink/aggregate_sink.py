@@ -9,24 +9,30 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from foundation import forks
+from foundation.deadlines import deadline_in, remaining
 from foundation.errors import (
     Fenced,
     InvalidInput,
     InvalidValue,
     TallybookError,
+    Unavailable,
     UnknownColumn,
 )
+from locks.column_locks.acquisition import NAMED_WRITE
 from recovery.writer.access import Grant
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
+from server.client.cluster import Recipe
+from sink.failures import failed_batch, went_well
 from sink.frames import TooLarge, collected, known_bytes
-from sink.listener import when_run_ends
+from sink.listener import root_streams, when_run_ends
 from sink.lost_hosts import say_if_slow
 from sink.micro_batch import KeysRefused, MicroBatch
 from sink.options import SinkOptions, checked_settings
@@ -34,7 +40,8 @@ from sink.partitions import PartitionsMissing, never_settles, partitions_named, 
 from sink.progress import BatchProgress, SinkStatus
 from sink.quarantine import Quarantine
 from sink.routing import RecentBatches, is_too_large
-from sink.session import Session, Target, identify, open_session, query_of
+from sink.runs import Run, begin, forget
+from sink.session import Identity, Session, Target, identify, open_session, query_of
 from sink.tasks_work import TasksWork
 from sink.watching import Ask, BatchWatch
 
@@ -47,13 +54,14 @@ _MOST_READS = 4
 class AggregateSink:
     """Writes columns of a table, as the owner named by `owner_id` or by the query.
 
-    Options are those of `SinkOptions`; `options` takes them under their configuration names. The
-    lock is acquired with the first batch and released when the query ends.
+    Options are those of `SinkOptions`; `options` takes them under their configuration names. That
+    the table is there, and has these columns, is looked at when the sink is made. The lock is
+    acquired with the first batch and released when the query ends.
     """
 
     def __init__(
         self,
-        address: str,
+        address: str | Recipe,
         table: str,
         *,
         columns: Sequence[str],
@@ -61,13 +69,13 @@ class AggregateSink:
         connection: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        """`connection`: arguments of `tb.connect`, such as a token."""
+        """`connection`: arguments of `tb.connect`, such as a token; none with a `Recipe`."""
         if isinstance(columns, str):
             raise InvalidInput(f"columns is a list of column names, not {columns!r}")
         self._options = SinkOptions(**checked_settings(settings)).with_texts(options or {})
+        self._check_owner()
         self._target = Target(
-            address=address,
-            connection=dict(connection or {}),
+            recipe=address if isinstance(address, Recipe) else _recipe(address, connection),
             table=table,
             columns=tuple(columns),
             options=self._options,
@@ -82,6 +90,8 @@ class AggregateSink:
         self._said_if_slow = False
         self._status = SinkStatus()
         self._watch: BatchWatch | None = None
+        if self._options.check:
+            self._target.check()
 
     def __getstate__(self) -> Any:
         raise InvalidInput(
@@ -107,17 +117,61 @@ class AggregateSink:
 
         In a process that was forked from the query's it does nothing: the lock is the query's.
         """
+        self._close(lambda _: True)
+        atexit.unregister(self._close_at_exit)
+
+    def _close(self, is_meant: Callable[[Session], bool]) -> None:
         if forks.is_inherited(self._process):
             return
-        with self._closing:
-            with self._calls:
-                session, self._session = self._session, None
-            if session is not None:
-                session.close()
-        atexit.unregister(self.close)
+        deadline = deadline_in(self._options.deadline_s)
+        with self._held(self._closing, deadline):
+            with self._held(self._calls, deadline):
+                session = self._session
+                if session is None or not is_meant(session):
+                    return
+                self._session = None
+            session.close()
+
+    @contextmanager
+    def _held(self, lock: threading.Lock, deadline: float) -> Iterator[None]:
+        """Hold a lock that a batch, or another who closes, may have; an error after a while."""
+        if not lock.acquire(timeout=remaining(deadline)):
+            raise Unavailable(
+                f"the sink of table {self._target.table} is not closed: a batch has been under way "
+                f"for more than {self._options.deadline_s:g} s. Its lock is released when the "
+                "batch is over and close() is called again, or when it expires"
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except TallybookError as exc:
+            logger.warning("%s", exc)
+
+    def check(self, frame: Any) -> None:
+        """Raise if the columns of this frame, a stream's too, are not those that the sink needs.
+
+        Else that would be found with the first batch.
+        """
+        self._target.check().check(frame.columns)
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write a micro-batch; Spark calls this."""
+        if type(frame).__module__.startswith("pyspark.sql.connect"):
+            self.__getstate__()
+        try:
+            self._call(frame, batch_id)
+        except TallybookError as exc:
+            if query_of(frame.sparkSession.sparkContext) is None:
+                raise
+            raise failed_batch(exc, batch_id, self._target.table)  # noqa: B904
+        went_well()
+
+    def _call(self, frame: Any, batch_id: int) -> None:
         with self._calls:
             began = time.perf_counter()
             session = self._ready(frame)
@@ -138,20 +192,46 @@ class AggregateSink:
 
     def _ready(self, frame: Any) -> Session:
         """Return the session; with the first batch, find out who we are and start one."""
-        if type(frame).__module__.startswith("pyspark.sql.connect"):
-            self.__getstate__()
         context = frame.sparkSession.sparkContext
+        identity = self._identify(context)
         if self._session is not None:
-            self._session.check_usable(query_of(context))
-            return self._session
-        identity = identify(context, self._options.owner_id)
+            self._session.check_usable(identity.query_id)
+            if self._session.identity == identity:
+                return self._session
+            # The next run of the query is there before Spark has told that the last one is over.
+            last, self._session = self._session, None
+            last.close()
+            forget(last.identity.run_id)
         session = self._session = open_session(self._target, identity)
         self._last_writer = session.writer
         self._undone_keys = 0
-        atexit.register(self.close)
-        if identity.run_id:
-            when_run_ends(identity.run_id, self.close)
+        atexit.unregister(self._close_at_exit)
+        atexit.register(self._close_at_exit)
+        if identity.query_id and identity.run_id:
+            self._end_with(session, identity.query_id, identity.run_id)
         return session
+
+    def _check_owner(self) -> None:
+        if (self._options.owner_id or "").startswith(NAMED_WRITE):
+            raise InvalidInput(
+                f"owner ids that begin with '{NAMED_WRITE}' are those of tb.write: choose another"
+            )
+
+    def _identify(self, context: Any) -> Identity:
+        return identify(context, self._options.owner_id)
+
+    def _end_with(self, session: Session, query_id: str, run_id: str) -> None:
+        """Release the lock when this run of the query has ended, or the process does."""
+        streams = root_streams()
+        run = Run(
+            query_id=query_id,
+            run_id=run_id,
+            columns=session.columns,
+            end=lambda: self._close(lambda now: now is session),
+            streams=streams,
+        )
+        begin(run)
+        when_run_ends(streams, run_id, run.end)
 
     @staticmethod
     def _ask(session: Session) -> Ask:
@@ -286,6 +366,10 @@ class AggregateSink:
         if bad.num_rows:
             [path] = place.publish([place.stage(bad)])
             logger.warning("set %d bad rows of batch %d aside: %s", len(bad), place.batch, path)
+
+
+def _recipe(address: str, connection: Mapping[str, Any] | None) -> Recipe:
+    return Recipe.of(address, **(connection or {}))
 
 
 def _rows_in(rows: Rows) -> int:

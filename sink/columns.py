@@ -26,7 +26,8 @@ class UsedColumns:
     def __init__(self, table: RemoteTable, written: Iterable[str]) -> None:
         self._table_name = table.name
         keys = [column.name for column in table.schema.key_columns]
-        self._columns = [table.schema.column(name) for name in (*keys, *written)]
+        self.written = [table.schema.column(name) for name in written]
+        self._columns = [*(table.schema.column(name) for name in keys), *self.written]
         self._checked = table.schema.version
 
     def check(self, schema: Schema) -> None:

@@ -23,6 +23,7 @@ class SinkOptions:
     the tasks, "auto" goes by the size of the batch and the number of executors: see `sink.routing`.
     What has more than `driver_max_bytes` goes by the executors in any case.
     `bad_rows`: "fail" the batch, or "quarantine" them as Parquet below `quarantine_path`.
+    `check`: look at the cluster, the table and its columns when the sink is made.
     """
 
     owner_id: str | None = None
@@ -41,6 +42,7 @@ class SinkOptions:
     renamed: Mapping[str, str] = field(default_factory=dict)
     operation_column: str | None = None
     ignore_extra: bool = False
+    check: bool = True
 
     def __post_init__(self) -> None:
         _one_of("recovery", self.recovery, ("undo", "redo"))

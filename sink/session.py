@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +10,14 @@ from recovery.writer.access import Grant
 from recovery.writer.parts import PartSizes
 from recovery.writer.redo import RedoLog
 from recovery.writer.table_writer import TableWriter, WriterState
-from server.client.cluster import Cluster, connect
+from server.client.cluster import Cluster, Recipe
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
 from sink.columns import DefinitionWatch, UsedColumns
 from sink.options import SinkOptions
 from sink.quarantine import Quarantine
 from sink.rows import InputColumns, RowReader
+from sink.runs import Columns, make_way
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,25 @@ _claiming = threading.Lock()
 class Target:
     """What a sink writes, and where."""
 
-    address: str
-    connection: Mapping[str, Any]
+    recipe: Recipe
     table: str
     columns: tuple[str, ...]
     options: SinkOptions
+
+    def input(self, table: RemoteTable) -> InputColumns:
+        """Return which columns of the input go where; an error if the table does not have them."""
+        return InputColumns(
+            schema=table.schema,
+            written=self.columns,
+            renamed=self.options.renamed,
+            operation=self.options.operation_column,
+            ignore_extra=self.options.ignore_extra,
+        )
+
+    def check(self) -> InputColumns:
+        """Look whether the cluster can be reached and the table has the columns; write nothing."""
+        with self.recipe.connect() as cluster:
+            return self.input(cluster.table(self.table))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +94,7 @@ class Session:
         self.cluster = cluster
         self.identity = identity
         remote = cluster.table(target.table)
-        self.input = InputColumns(
-            schema=remote.schema,
-            written=target.columns,
-            renamed=options.renamed,
-            operation=options.operation_column,
-            ignore_extra=options.ignore_extra,
-        )
+        self.input = target.input(remote)
         self.reader = RowReader(
             self.input,
             fold=options.local_aggregation,
@@ -117,6 +125,13 @@ class Session:
         return access.remote
 
     @property
+    def columns(self) -> Columns:
+        """What the lock is on, or will be."""
+        ids = frozenset(column.id for column in self._used.written)
+        uid = self.table.definition.table.uid
+        return Columns(table=uid, owner=self.identity.owner, ids=ids)
+
+    @property
     def sizes(self) -> PartSizes:
         """In which parts the servers take a large batch."""
         access = self.writer.access
@@ -132,8 +147,10 @@ class Session:
                 "is counted at least once, not exactly once",
                 table.name,
             )
-        if self.identity.run_id:
-            self._claim((self.identity.run_id, table.table_id, self.identity.owner))
+        identity = self.identity
+        if identity.query_id and identity.run_id:
+            self._claim((identity.run_id, table.table_id, identity.owner))
+        make_way(self.columns, identity.query_id, identity.run_id)
         self.writer.start()
 
     def check_usable(self, query_id: str | None) -> None:
@@ -203,7 +220,7 @@ class Session:
 
 def open_session(target: Target, identity: Identity) -> Session:
     """Connect and start; what fails leaves neither a connection nor a claim."""
-    cluster = connect(target.address, **target.connection)
+    cluster = target.recipe.connect()
     session: Session | None = None
     try:
         session = Session(cluster, target, identity)

@@ -33,6 +33,7 @@ from server.client.remote_table import RemoteTable
 from server.client.snapshot_lease import SnapshotLease
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
+from sink.named_write import WriteResult, write
 from tallybook import errors, spark, tiering
 from tallybook.connecting import connect
 
@@ -63,8 +64,10 @@ __all__ = [
     "TableWriter",
     "TallybookError",
     "Token",
+    "WriteResult",
     "connect",
     "errors",
     "spark",
     "tiering",
+    "write",
 ]

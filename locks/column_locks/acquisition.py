@@ -11,6 +11,13 @@ from dataclasses import dataclass, replace
 from locks.column_locks.records import Debt, DebtKind, LockRecord
 from locks.encoding.offsets import Offsets
 
+NAMED_WRITE = "write:"
+"""What the owner ids of single writes begin with: each is one batch, or a few, under a name.
+
+They come and go beside the jobs that write a column over time, and have no history that somebody
+could count again: so nobody has to say that a column is handed over after one of them.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Acquisition:
@@ -123,9 +130,14 @@ def plan_acquisition(
 
 
 def last_committers(columns: Iterable[int], records: Mapping[str, LockRecord]) -> dict[int, str]:
-    """Return, per column that anybody has committed, who did so last (at the highest epoch)."""
+    """Return, per column that anybody has committed, who did so last (at the highest epoch).
+
+    Single writes are not counted.
+    """
     last: dict[int, tuple[int, str]] = {}
     for owner, record in records.items():
+        if owner.startswith(NAMED_WRITE):
+            continue
         for column, epoch in decided(record).committed.items():
             last[column] = max(last.get(column, (-1, "")), (epoch, owner))
     return {column: last[column][1] for column in columns if column in last}

@@ -316,15 +316,20 @@ def test_a_sink_says_which_columns_are_wrong(sinks: Sinks) -> None:
         ({"columns": ["a", "b"], "renamed": {"zz": "a"}}, frame, "zz"),
     ]
     for settings, given, message in cases:
-        sink = AggregateSink(sinks.local.address, table.name, owner_id="etl", **settings)
         with pytest.raises(InvalidInput, match=message):
-            sink(given, 0)
-        sink.close()
+            AggregateSink(sinks.local.address, table.name, owner_id="etl", **settings).check(given)
+        unchecked = sinks.sink(table, owner_id="etl", check=False, **settings)
+        with pytest.raises(InvalidInput, match=message):
+            unchecked(given, 0)
+        unchecked.close()
     assert stored(table, KEYS) == {}
 
 
 def test_a_table_that_does_not_exist_is_an_error_and_leaves_no_connection(sinks: Sinks) -> None:
-    missing = AggregateSink(sinks.local.address, "no_such_table", columns=["a"], owner_id="etl")
+    how: dict[str, Any] = {"columns": ["a"], "owner_id": "etl"}
+    with pytest.raises(UnknownTable, match="no_such_table"):
+        AggregateSink(sinks.local.address, "no_such_table", **how)
+    missing = AggregateSink(sinks.local.address, "no_such_table", check=False, **how)
     with pytest.raises(UnknownTable, match="no_such_table"):
         missing(sinks.frame(ones(KEYS)), 0)
     assert missing._session is None

@@ -22,6 +22,7 @@ from sink.options import parse_duration_ms
         ({"options": {"client.column-lock.owner": "x"}}, r"unknown option.*owner-id"),
         ({"options": {"client.column-lock.ttl": "soon"}}, r"'soon' is no duration"),
         ({"columns": "orders"}, "list of column names"),
+        ({"owner_id": "write:orders"}, "those of tb.write"),
     ],
 )
 def test_a_wrong_option_is_an_error_that_names_it(settings: dict[str, Any], message: str) -> None:
@@ -30,7 +31,7 @@ def test_a_wrong_option_is_an_error_that_names_it(settings: dict[str, Any], mess
 
 
 def test_spark_connect_is_refused() -> None:
-    sink = AggregateSink("127.0.0.1:1", "t", columns=["a"], owner_id="etl")
+    sink = AggregateSink("127.0.0.1:1", "t", columns=["a"], owner_id="etl", check=False)
     with pytest.raises(InvalidInput, match="Spark Connect"):
         pickle.dumps(sink)
     connect_frame = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})
