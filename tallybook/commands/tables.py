@@ -1,0 +1,231 @@
+"""`tallybook tables`, `describe`, `create`, `alter`, `drop`, `truncate`, `rename`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foundation.errors import InvalidInput, UnknownTable
+from server.client.cluster import Cluster
+from server.client.remote_table import RemoteTable
+from tallybook.commands.definition_files import read_definition
+from tallybook.commands.output import confirm, print_json, print_line, print_table
+from tallybook.commands.reaching import Json, TableName, Yes, cluster_command, connected
+from tallybook.connecting import Reach
+
+_HEAD = ("TABLE", "ID", "COLUMNS", "KEY", "PARTITIONED BY", "BUCKETS", "LOCKS", "VERSION")
+Force = Annotated[
+    bool, typer.Option("--force", help="even if a column lock is live; its job is told so")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    cluster_command(app, "tables")(tables)
+    cluster_command(app, "describe")(describe)
+    cluster_command(app, "create")(create)
+    cluster_command(app, "alter")(alter)
+    cluster_command(app, "drop")(drop)
+    cluster_command(app, "truncate", deadline_s=30.0)(truncate)
+    cluster_command(app, "rename")(rename)
+
+
+def tables(reach: Reach, json: Json = False) -> None:
+    """List the tables of a cluster."""
+    with connected(reach) as cluster:
+        found = [table_document(table) for table in _all(cluster)]
+    if json:
+        print_json(found)
+    elif not found:
+        print_line("there are no tables yet; `tallybook create` makes one")
+    else:
+        print_table(_HEAD, [_cells(one) for one in found])
+
+
+def describe(reach: Reach, table: TableName, json: Json = False) -> None:
+    """Show what a table is: its columns, how each of them merges, its buckets and partitions."""
+    with connected(reach) as cluster:
+        found = cluster.table(table)
+        document = table_document(found)
+        document["buckets_in_all"] = len(found.bucket_ids())
+    if json:
+        print_json(document)
+        return
+    columns = document["columns"]
+    print_table(
+        ("COLUMN", "TYPE", "ROLE"), [(one["name"], one["type"], one["role"]) for one in columns]
+    )
+    locks = "column locks" if document["column_locks"] else "no column locks"
+    print_line(
+        f"table {document['name']} (id {document['id']}), schema version {document['version']}, "
+        f"{document['buckets']} buckets"
+        + (" per partition" if document["partitioned_by"] else "")
+        + f", {document['buckets_in_all']} in all, {locks}"
+    )
+
+
+def create(
+    reach: Reach,
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON, or a CREATE TABLE statement")],
+    name: Annotated[str | None, typer.Option(help="another name than the file has")] = None,
+    buckets: Annotated[
+        int | None, typer.Option(min=1, help="4, unless the file says; never changes")
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="a table of this name is no error")
+    ] = False,
+) -> None:
+    """Create a table as a file describes it: JSON, or DDL as Flink and Spark users write it."""
+    described = read_definition(file)
+    wanted = name or described.name
+    if wanted is None:
+        raise InvalidInput(f"{file} has no name for the table: say --name")
+    settings: dict[str, Any] = {"buckets": buckets or described.buckets}
+    settings |= {"column_locks": described.column_locks, "options": dict(described.options) or None}
+    given = {key: value for key, value in settings.items() if value is not None}
+    with connected(reach) as cluster:
+        if if_not_exists or described.if_not_exists:
+            given["if_not_exists"] = True
+        made = cluster.create_table(wanted, described.schema, **given)
+        print_line(f"table {made.name} (id {made.table_id}) has {made.buckets} buckets")
+
+
+def alter(
+    reach: Reach,
+    *,
+    table: TableName,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'NAME TYPE FUNCTION'", help="add a value column; may be repeated"),
+    ] = None,
+    drop_column: Annotated[
+        list[str] | None,
+        typer.Option("--drop", metavar="NAME", help="drop a value column, with its values"),
+    ] = None,
+    rename_column: Annotated[
+        list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="rename a column")
+    ] = None,
+    force: Force = False,
+    yes: Yes = False,
+) -> None:
+    """Alter a table: add, drop and rename columns, in this order.
+
+    Each is done by itself; if one is refused, those before it are done.
+    """
+    added = [_read_column(text) for text in add or ()]
+    renamed = [_read_names(text) for text in rename_column or ()]
+    dropped = drop_column or []
+    if not (added or dropped or renamed):
+        raise typer.BadParameter("say what to alter: --add, --drop or --rename")
+    with connected(reach) as cluster:
+        found = cluster.table(table)
+        for name in dropped:
+            found.schema.column(name)  # That there is none is said before anything is asked.
+        if dropped:
+            confirm(f"Drop {', '.join(dropped)} of table {table}, with all values?", yes=yes)
+        for name, data_type, function in added:
+            found.add_column(name, data_type, function)
+            print_line(f"table {table} has column {name}")
+        for name in dropped:
+            found.drop_column(name, force=force)
+            print_line(f"table {table} has no column {name} any more")
+        for old, new in renamed:
+            found.rename_column(old, new)
+            print_line(f"column {old} of table {table} is called {new}")
+
+
+def drop(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:
+    """Drop a table with its data; refused while a column lock is live."""
+    with connected(reach) as cluster:
+        cluster.table(table)
+        confirm(f"Drop table {table} with all its data?", yes=yes)
+        cluster.drop_table(table, force=force)
+        print_line(f"table {table} is dropped")
+
+
+def truncate(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:
+    """Delete all rows of a table; it stays, empty. Refused while a column lock is live."""
+    with connected(reach) as cluster:
+        found = cluster.table(table)
+        confirm(f"Delete all rows of table {table}?", yes=yes)
+        found.truncate(force=force)
+        print_line(f"table {table} is empty")
+
+
+def rename(
+    reach: Reach,
+    *,
+    table: TableName,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="its new name", show_default=False)],
+) -> None:
+    """Give a table another name; writers and readers that have it open go on."""
+    with connected(reach) as cluster:
+        cluster.rename_table(table, new)
+        print_line(f"table {table} is called {new}")
+
+
+def table_document(table: RemoteTable) -> dict[str, Any]:
+    """Return what a table is, as JSON has it."""
+    schema = table.schema
+    keys = [column.name for column in schema.key_columns]
+    parts = [column.name for column in schema.partition_columns]
+    return {
+        "name": table.name,
+        "id": table.table_id,
+        "version": schema.version,
+        "columns": [
+            {
+                "name": column.name,
+                "type": str(column.type),
+                "role": str(column.function)
+                if column.function is not None
+                else "partition, key"
+                if column.name in parts
+                else "key",
+            }
+            for column in schema.columns
+        ],
+        "primary_key": keys,
+        "partitioned_by": parts,
+        "buckets": table.buckets,
+        "column_locks": table.definition.locked,
+    }
+
+
+def _all(cluster: Cluster) -> list[RemoteTable]:
+    found = []
+    for name in cluster.list_tables():
+        try:
+            found.append(cluster.table(name))
+        except UnknownTable:  # Dropped meanwhile.
+            continue
+    return found
+
+
+def _cells(table: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        table["name"],
+        str(table["id"]),
+        str(len(table["columns"])),
+        ", ".join(table["primary_key"]),
+        ", ".join(table["partitioned_by"]) or "-",
+        str(table["buckets"]),
+        "yes" if table["column_locks"] else "no",
+        str(table["version"]),
+    )
+
+
+def _read_column(text: str) -> tuple[str, str, str]:
+    name, _, rest = text.strip().partition(" ")
+    data_type, _, function = rest.strip().rpartition(" ")
+    if not (name and data_type and function):
+        raise typer.BadParameter(f"{text!r}: write 'NAME TYPE FUNCTION', as in 'visits BIGINT sum'")
+    return name, data_type.strip(), function
+
+
+def _read_names(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise typer.BadParameter(f"{text!r}: write OLD=NEW")
+    return old, new
