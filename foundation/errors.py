@@ -3,6 +3,7 @@
 TallybookError
 ├── InvalidInput              fix the call; nothing was changed
 │   ├── SchemaError           a schema, a column definition or an option is wrong
+│   ├── UnknownCluster        no cluster below this chroot of ZooKeeper
 │   ├── UnknownTable          no table of this name or id
 │   ├── TableExists           there is one of this name already
 │   ├── TableAltered          it is no longer as it was when you looked
@@ -91,6 +92,10 @@ class InvalidInput(TallybookError):
 
 class SchemaError(InvalidInput):
     """A schema, column definition or option is wrong. Fix the definition."""
+
+
+class UnknownCluster(InvalidInput):
+    """There is no cluster below this chroot. Give the servers' own, or start a server there."""
 
 
 class UnknownTable(InvalidInput):

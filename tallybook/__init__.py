@@ -2,7 +2,7 @@
 
 cli         the command line, as an application
 commands/   what the command line does, one module per group of commands
-connecting  how a command reaches a cluster: what its options and the environment say
+connecting  how to reach a cluster: by arguments, the environment, or a small file
 errors      every error that is raised on purpose, as `tb.errors`
 spark       registers the data source `tallybook` with a Spark session
 tiering     copies of tables in a lake, as `tb.tiering`
@@ -24,12 +24,13 @@ from recovery.table import AnyTable
 from recovery.writer.redo import RedoLog
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
-from server.client.cluster import Cluster, connect
+from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from server.client.snapshot_lease import SnapshotLease
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from tallybook import errors, spark, tiering
+from tallybook.connecting import connect
 
 __all__ = [
     "AggFunction",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from foundation.versions import version_of
 from tallybook.commands import (
     bench,
     doctor,
@@ -20,7 +21,6 @@ from tallybook.commands import (
     tier,
     verify,
 )
-from tallybook.commands.versions import version_of
 
 _GROUPS = (
     serving,

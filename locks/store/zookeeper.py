@@ -50,6 +50,7 @@ from foundation.errors import (
     UnknownOutcome,
 )
 from locks.store.base import Check, Conflict, Create, Node, Operation, Write, check_size
+from locks.store.reaching import in_words, look
 from locks.store.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ logger = logging.getLogger(__name__)
 # Where servers and the command line look for user:password.
 CREDENTIALS_VARIABLE = "TALLYBOOK_ZOOKEEPER_CREDENTIALS"
 CLOCK_PATH = "/clock"
+_LOOK_S = 1.0
+_CHROOTS_LOOKED_AT = 100
 READS_AT_ONCE = 500  # ZooKeeper has a limit of 1,000 requests under way, of all clients together.
 _LOST_ANSWER = (
     ConnectionLoss,
@@ -87,8 +90,14 @@ class ZooKeeperStore:
         session_timeout_s: float = 10.0,
         deadline_s: float = 30.0,
         credentials: tuple[str, str] | None = None,
+        patience_s: float | None = None,
+        create: bool = True,
     ) -> None:
-        """Connect within the deadline, or raise Unavailable; InvalidInput if it is no address."""
+        """Connect within the deadline, or raise Unavailable; InvalidInput if it is no address.
+
+        `patience_s`: how long to try where there is no ZooKeeper at all (None: for the deadline).
+        `create`: make the chroot, unless it is there; without it, nothing is written here.
+        """
         self._hosts = hosts
         self._process = os.getpid()
         self._deadline_s = deadline_s
@@ -109,14 +118,48 @@ class ZooKeeperStore:
         self._observe_negotiation()
         self._client.add_listener(self._on_state)
         try:
-            self._client.start(timeout=remaining(deadline_in(deadline_s)))
-        except KazooTimeoutError as exc:
-            raise Unavailable(f"no ZooKeeper at {hosts} within {deadline_s:g} s") from exc
-        try:
-            self._answer(lambda: self._client.ensure_path_async(self._root + CLOCK_PATH))
-        except TallybookError:
-            self.close()
+            self._start(servers, deadline_s if patience_s is None else patience_s)
+            if create:
+                self._answer(lambda: self._client.ensure_path_async(self._root + CLOCK_PATH))
+        except BaseException:
+            # kazoo does not leave an attempt to connect: whoever wants to know why is told first.
+            closing = threading.Thread(target=self.close, name="zookeeper-close", daemon=True)
+            closing.start()
+            closing.join(_LOOK_S)
             raise
+
+    def _start(self, servers: str, patience_s: float) -> None:
+        """Wait for the session; who is at the addresses is looked into only if that takes long."""
+        begun = time.monotonic()
+        deadline = deadline_in(self._deadline_s)
+        impatient = min(deadline, begun + patience_s)
+        connected = self._client.start_async()
+        while not connected.wait(max(0.0, min(_LOOK_S, impatient - time.monotonic()))):
+            now = time.monotonic()
+            if now < impatient:
+                continue
+            found = look(servers, min(_LOOK_S, self._deadline_s))
+            if now < deadline and any(one.zookeeper for one in found):
+                impatient = deadline  # One that has no quorum yet is waited for.
+                continue
+            waited = f"{now - begun:.1g}" if now - begun < 1 else f"{now - begun:.0f}"
+            raise Unavailable(f"no ZooKeeper at {self._hosts} within {waited} s: {in_words(found)}")
+
+    def chroots_with(self, path: str) -> list[str]:
+        """Return where in this ZooKeeper there is such a node: below its root, or one level down.
+
+        What these credentials may not see is left out. For messages to people.
+        """
+        try:
+            names = self._answer(lambda: self._client.get_children_async("/"))
+            found = [""] + [f"/{name}" for name in sorted(names)[:_CHROOTS_LOOKED_AT]]
+            return [
+                chroot or "/"
+                for chroot in found
+                if self._answer(partial(self._client.exists_async, chroot + path)) is not None
+            ]
+        except (AccessDenied, NoNodeError):
+            return []
 
     def read(self, path: str) -> Node | None:
         [answer] = self._ask_many(self._client.get_async, [path])

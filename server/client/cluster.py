@@ -13,6 +13,7 @@ from typing import Any
 
 from foundation.allocator import keep_freed_memory
 from foundation.errors import ServerUnavailable
+from locks.cluster.presence import await_cluster
 from locks.coordinator import Coordinator
 from locks.encoding.framing import read_text
 from locks.store.base import Node
@@ -29,6 +30,8 @@ from server.client.writer_access import RemoteAccess
 from server.protocol.calls import Status
 from server.protocol.definitions import ClusterTable, define
 
+PATIENCE_S = 5.0
+
 
 def connect(
     address: str,
@@ -39,13 +42,17 @@ def connect(
     deadline_s: float = 30.0,
     attempt_s: float = 10.0,
     storage_settings: Mapping[str, Any] | None = None,
+    patience_s: float | None = PATIENCE_S,
+    create: bool = False,
 ) -> "Cluster":
     """Connect to the cluster whose ZooKeeper is at `host:port[,host:port...][/chroot]`.
 
     `token`, `tls_root`: for servers that want a token, and that speak TLS. `credentials`: user and
     password for ZooKeeper. `deadline_s`: how long a call looks for a leader that answers;
     `attempt_s`: how long it waits for one answer. `storage_settings`: what obstore needs to reach
-    the cluster's object store, for scans of snapshots, which read it themselves.
+    the cluster's object store, for scans of snapshots, which read it themselves. `patience_s`: how
+    long to look for a ZooKeeper where there is none at all, and for a cluster below the chroot
+    (None: for the deadline). `create`: make the cluster if there is none, as servers do.
     """
     return Recipe.of(
         address,
@@ -55,7 +62,7 @@ def connect(
         deadline_s=deadline_s,
         attempt_s=attempt_s,
         storage_settings=storage_settings,
-    ).connect()
+    ).connect(patience_s=patience_s, create=create)
 
 
 class Cluster:
@@ -70,6 +77,8 @@ class Cluster:
         deadline_s: float = 30.0,
         attempt_s: float = 10.0,
         storage_settings: Mapping[str, Any] | None = None,
+        patience_s: float | None = None,
+        create: bool = False,
     ) -> None:
         keep_freed_memory()
         self._settings: dict[str, Any] = {
@@ -82,7 +91,7 @@ class Cluster:
         self.address = address
         self._connecting = threading.Lock()
         self._closed = False
-        self._store, self._coordinator = self._connect()
+        self._store, self._coordinator = self._connect(patience_s, create=create)
         self.calls = LeaderCalls(
             lambda: self.coordinator,
             Connections(server_credentials),
@@ -101,12 +110,26 @@ class Cluster:
                 self._store, self._coordinator = self._connect()
             return self._coordinator
 
-    def _connect(self) -> tuple[ZooKeeperStore, Coordinator]:
+    def _connect(
+        self, patience_s: float | None = None, *, create: bool = False
+    ) -> tuple[ZooKeeperStore, Coordinator]:
+        """Return a session, and what is kept there.
+
+        With patience for as long as the deadline, unless told otherwise: who comes back has been
+        there before.
+        """
         deadline_s = self._settings["deadline_s"]
         store = ZooKeeperStore(
-            self.address, credentials=self._settings["credentials"], deadline_s=deadline_s
+            self.address,
+            credentials=self._settings["credentials"],
+            deadline_s=deadline_s,
+            patience_s=patience_s,
+            create=create,
         )
         try:
+            if not create:
+                patience_s = PATIENCE_S if patience_s is None else patience_s
+                await_cluster(store, self.address, min(patience_s, deadline_s))
             return store, Coordinator(store, deadline_s=deadline_s)
         except BaseException:
             store.close()
@@ -240,6 +263,6 @@ class Recipe:
         server_credentials = ServerCredentials(token=token, tls_root=tls)
         return cls(address, {"server_credentials": server_credentials, **settings})
 
-    def connect(self) -> Cluster:
-        """Connect."""
-        return Cluster(self.address, **self.settings)
+    def connect(self, *, patience_s: float | None = None, create: bool = False) -> Cluster:
+        """Connect; arguments as for `connect`."""
+        return Cluster(self.address, patience_s=patience_s, create=create, **self.settings)

@@ -172,7 +172,7 @@ class LocalCluster:
     def wait_until_joined(self, deadline_s: float = _START_DEADLINE_S) -> None:
         """Return when all servers that run are known to ZooKeeper."""
         deadline = time.monotonic() + deadline_s
-        with self.connect() as client:
+        with self.connect(create=True) as client:  # Before the servers have made it.
             while True:
                 joined = {server.address for server in client.coordinator.servers.all()}
                 missing = [server for server in self.servers if server.address not in joined]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foundation.ids import BucketId, LeadKey
+from foundation.ids import BucketId
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
 from merge_engine.schema.schema import Schema
@@ -56,7 +56,7 @@ class Overview:
             "schema": _schema(known.schema),
             "buckets": [
                 buckets.get(name, {"bucket": name, "server": None, "why": NO_SERVER})
-                for name in (str(LeadKey(table.table_id, key)) for key in ids)
+                for name in map(str, ids)
             ],
             "rows": sum(one["rows"] for one in led),
             "bytes": sum(one["bytes"] for one in led),
@@ -157,7 +157,7 @@ def _lock(
     uncommitted = {
         name: work - offset
         for bucket, offset in record.offsets.items()
-        if (name := str(LeadKey(table.table_id, bucket))) in buckets
+        if (name := str(bucket)) in buckets
         and (work := buckets[name].get("work", {}).get(lock.owner, 0)) > offset
     }
     return {

@@ -5,6 +5,15 @@ from collections.abc import Mapping
 from foundation.errors import InvalidInput
 from locks.store.zookeeper import CREDENTIALS_VARIABLE
 
+__all__ = [
+    "ADDRESS_VARIABLE",
+    "CREDENTIALS_VARIABLE",
+    "TOKEN_VARIABLE",
+    "credentials_from",
+    "find_address",
+    "read_credentials",
+]
+
 ADDRESS_VARIABLE = "TALLYBOOK_ZOOKEEPER"
 TOKEN_VARIABLE = "TALLYBOOK_TOKEN"
 
@@ -22,5 +31,10 @@ def find_address(given: str | None, how: str, environment: Mapping[str, str]) ->
 
 def credentials_from(environment: Mapping[str, str]) -> tuple[str, str] | None:
     """Return ZooKeeper's user and password, if the environment has them."""
-    user, _, password = environment.get(CREDENTIALS_VARIABLE, "").partition(":")
+    return read_credentials(environment.get(CREDENTIALS_VARIABLE, ""))
+
+
+def read_credentials(text: str) -> tuple[str, str] | None:
+    """Return ZooKeeper's user and password, of `user:password`; None if there is no user."""
+    user, _, password = text.partition(":")
     return (user, password) if user else None

@@ -18,6 +18,7 @@ from locks.cluster.servers import Server
 from locks.coordinator import Coordinator
 from locks.encoding.framing import frame_text, read_text
 from locks.store.paths import STORAGE
+from locks.store.reaching import in_words, look
 from locks.store.zookeeper import ZooKeeperStore
 from merge_engine.storage.objects import local_directory, open_storage
 from merge_engine.storage.scratch import Scratch
@@ -156,7 +157,8 @@ class TabletServer:
             self._thread.start()
             if not self._joined.wait(deadline_s) or self._failed is not None:
                 raise self._failed or InvalidInput(
-                    f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s"
+                    f"no ZooKeeper at {self._config.zookeeper} within {deadline_s:g} s: "
+                    + in_words(look(self._config.zookeeper, _JOIN_AGAIN_S))
                 )
         except BaseException:
             self.stop()

@@ -22,5 +22,4 @@ status            the servers of a cluster and their buckets, and what is wrong 
 tables            list, describe, create, alter, drop, truncate and rename tables
 tier              keeps a copy of a table in a lake
 verify            reads all that a table is made of, and says what is damaged
-versions          which versions of what are installed here
 """

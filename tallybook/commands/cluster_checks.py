@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.errors import TallybookError, UnknownOutcome
+from foundation.versions import version_of
 from locks.encoding.framing import read_text
 from locks.store.base import Create, Delete
 from locks.store.paths import STORAGE
@@ -19,7 +20,6 @@ from server.tablet.log_store import check_log_store
 from tallybook.commands.checks import Finding, fine, warning, wrong
 from tallybook.commands.machine_checks import check_disk
 from tallybook.commands.output import counted
-from tallybook.commands.versions import version_of
 from tallybook.connecting import Reach
 
 MOST_SKEW_S = 5.0

@@ -1,18 +1,16 @@
 """`tallybook doctor`: tries all that a cluster needs, from this machine; says what to do."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from server.protocol.environment import ADDRESS_VARIABLE, find_address
-from tallybook.commands.checks import Finding, Health
+from tallybook.commands.checks import Finding, Health, fine
 from tallybook.commands.cluster_checks import check_cluster
 from tallybook.commands.machine_checks import check_machine
 from tallybook.commands.output import print_json, print_line, print_table
 from tallybook.commands.reaching import ADDRESS, Json, told
-from tallybook.connecting import Reach
+from tallybook.connecting import Reach, find_reach, known_address
 
 _STYLES = {Health.FINE: "", Health.WARNING: "yellow", Health.WRONG: "red"}
 
@@ -37,7 +35,7 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look for what is wrong, and say what to do: this machine and, if there is an address, a cluster.
+    """Look for what is wrong, and say what to do: on this machine and in a cluster.
 
     Java, versions, ports, disk space; ZooKeeper reachable and writable, a chroot that has a
     cluster, servers that answer, clocks, a log store that has put-if-absent. Exit code 1 if
@@ -45,13 +43,10 @@ def doctor(
     """
     with told(context.command_path):
         findings = check_machine(ports=port or [], views=views or [])
-        if zookeeper or os.environ.get(ADDRESS_VARIABLE):
-            reach = Reach(
-                address=find_address(zookeeper, "--zookeeper", os.environ),
-                token_file=token_file,
-                tls_root=tls_root,
-                deadline_s=deadline,
-            )
+        reach = _reach(zookeeper, token_file, tls_root, deadline)
+        if reach is None:
+            findings.append(fine("cluster", "no address was given, so none was looked at"))
+        else:
             findings += check_cluster(reach)
     if json:
         print_json([one.document() for one in findings])
@@ -59,6 +54,21 @@ def doctor(
         _print(findings)
     if any(one.health is Health.WRONG for one in findings):
         raise typer.Exit(1)
+
+
+def _reach(
+    address: str | None, token_file: Path | None, tls_root: Path | None, deadline_s: float
+) -> Reach | None:
+    """Return how to reach the cluster; None if nothing says where one is."""
+    if known_address(address) is None:
+        return None
+    return find_reach(
+        address,
+        how="--zookeeper",
+        token_file=token_file,
+        tls_root=tls_root,
+        deadline_s=deadline_s,
+    )
 
 
 def _print(findings: list[Finding]) -> None:

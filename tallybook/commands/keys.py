@@ -22,7 +22,8 @@ def read_values(columns: Sequence[Column], texts: Iterable[str], table: str) -> 
             raise InvalidInput(f"{text!r}: write NAME=VALUE, for {', '.join(known)}")
         if name not in known:
             raise InvalidInput(
-                f"{name!r} is none of {', '.join(known)} of table {table}{did_you_mean(name, known)}"
+                f"{name!r} is none of {', '.join(known)} of table {table}"
+                + did_you_mean(name, known)
             )
         found[name] = read_value(known[name], value)
     missing = [name for name in known if name not in found]

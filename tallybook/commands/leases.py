@@ -106,7 +106,7 @@ def snapshots(
             found.snapshot()
         lists = found.snapshots()
         now_ms = cluster.coordinator.store.now_ms()
-    documents = [
+    documents: list[dict[str, Any]] = [
         {
             "bucket": str(bucket),
             "snapshot": one.snapshot_id,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foundation.errors import ServerNotStarted
+from foundation.versions import version_of
 from locks.store.embedded_zookeeper import find_java
 from tallybook.commands.checks import Finding, fine, warning, wrong
 from tallybook.commands.output import size
-from tallybook.commands.versions import version_of
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_JAVA = 17

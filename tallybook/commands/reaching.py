@@ -8,7 +8,6 @@ standard error and exit code 1.
 import functools
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +18,9 @@ import typer
 from foundation.errors import TallybookError
 from locks.store.zookeeper import CREDENTIALS_VARIABLE
 from server.client.cluster import Cluster
-from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE, find_address
+from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from tallybook.commands.output import complain
-from tallybook.connecting import Reach
+from tallybook.connecting import Reach, find_reach
 
 INTERRUPTED = 130
 ADDRESS = f"ZooKeeper's: host:port[,host:port...][/chroot]; or the variable {ADDRESS_VARIABLE}"
@@ -58,8 +57,9 @@ def cluster_command(
         def run(context: typer.Context, **given: Any) -> None:
             how = "--zookeeper" if argument is None else "the first argument"
             with told(context.command_path):
-                reach = Reach(
-                    address=find_address(given.pop("zookeeper"), how, os.environ),
+                reach = find_reach(
+                    given.pop("zookeeper"),
+                    how=how,
                     token_file=given.pop("token_file"),
                     tls_root=given.pop("tls_root"),
                     deadline_s=given.pop("deadline"),

@@ -114,7 +114,7 @@ def test_killed_servers_come_back_and_clients_only_see_a_pause(
         run(
             spark, servers=2, zookeeper=address, logs=str(tmp_path / "logs"), options=OPTIONS
         ) as servers,
-        connect(address) as cluster,
+        connect(address, patience_s=60) as cluster,
     ):
         load = Load(cluster)
         wait_until(lambda: is_served(cluster, servers=2, without=set()), "two servers", 40)
@@ -167,7 +167,7 @@ def test_servers_on_the_machines_address_want_the_token(
         run(spark, **arguments)
     monkeypatch.setenv("TALLYBOOK_ZOOKEEPER_CREDENTIALS", "tallybook:sesame-too")
     access: dict[str, Any] = {"token": "open-sesame", "credentials": ("tallybook", "sesame-too")}
-    with run(spark, **arguments), connect(address, **access) as cluster:
+    with run(spark, **arguments), connect(address, patience_s=60, **access) as cluster:
         wait_until(lambda: len(pids(cluster)) == 1, "one server", 30)
         [status] = cluster.status()
         assert status["address"].startswith("127.0.0.1:")
@@ -198,7 +198,7 @@ def test_servers_run_the_drivers_python_and_reach_its_object_store(
     logs = f"{s3.create_bucket()}/logs"
     with (
         run(spark, servers=1, zookeeper=address, logs=logs, options=OPTIONS),
-        connect(address) as cluster,
+        connect(address, patience_s=60) as cluster,
     ):
         load = Load(cluster)
         load.put()
@@ -254,7 +254,7 @@ def test_why_a_server_ended_stands_in_the_drivers_log(
         servers = run(spark, servers=1, zookeeper=address, logs=logs, options=options)
     with servers:
         if ending.kill:
-            with connect(address) as cluster:
+            with connect(address, patience_s=60) as cluster:
                 wait_until(lambda: len(pids(cluster)) == 1, "one server", 40)
                 [pid] = pids(cluster)
                 os.kill(pid, signal.SIGKILL)
@@ -306,7 +306,7 @@ def test_a_driver_that_is_killed_takes_its_servers_along(
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment) as driver:
         try:
-            with connect(address) as cluster:
+            with connect(address, patience_s=60) as cluster:
                 wait_until(lambda: len(pids(cluster)) == 1, "one server", 60)
                 [pid] = pids(cluster)
         finally:

@@ -425,7 +425,7 @@ def test_the_metrics_are_what_was_done(small: Small) -> None:
     assert value("buckets_led") == 2
     ends = small.table.end_offsets()
     for bucket, end in ends.items():
-        name = f"{small.table.table_id}-{bucket.partition}-{bucket.number}"
+        name = str(bucket)
         assert value("log_end_offset", bucket=name, table="t") == end
     [status] = small.cluster.status()
     shown = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
