@@ -24,6 +24,7 @@ from typing import Any
 from foundation.errors import InvalidInput
 from foundation.suggestions import did_you_mean
 from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.schema.ddl import read_columns
 from merge_engine.schema.schema import Schema
 
 _OF_TABLE = (
@@ -117,7 +118,11 @@ def from_ddl(text: str) -> DescribedTable:
             columns.append(part)
         else:
             key = _names(found[1])
-    builder = SchemaBuilder.from_ddl(", ".join(columns))
+    builder = SchemaBuilder()
+    for column in read_columns(", ".join(columns)):
+        # SQL's primary key is never null, whether that is said or not.
+        nullable = column.nullable and column.name not in key
+        builder.column(column.name, column.type, nullable=nullable)
     if key:
         builder.primary_key(*key)
     options: dict[str, str] = {}
