@@ -93,8 +93,13 @@ class AnyTable(Protocol):
         *,
         isolation: str = Isolation.LATEST,
         at: Cut | str | None = None,
+        found: bool = False,
     ) -> pa.Table:
-        """Return the keys and their values, in the order asked; nulls where absent."""
+        """Return the keys and their values, in the order asked; nulls where absent.
+
+        `keys`: lists of values, or one value, of each key column. `found`: with a last column,
+        `_found`, that tells a row of nulls from none.
+        """
 
     def scan(
         self,

@@ -1,8 +1,9 @@
 """Calls that every table makes of its others: deletes are puts, alterations change the schema."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,21 @@ from merge_engine.merging.batch import read_keys
 from merge_engine.merging.local_aggregation import OPERATION
 from merge_engine.schema.schema import Schema
 
-Data: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+class ArrowStream(Protocol):
+    """What gives its rows as Arrow does: a frame of pandas or Polars, a relation of DuckDB, ..."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> object:
+        """Return a capsule that has the rows."""
+
+
+Data: TypeAlias = (
+    pa.RecordBatch | pa.Table | Mapping[str, Any] | Sequence[Mapping[str, Any]] | ArrowStream
+)
+FOUND = "_found"
+"""The column of a look-up that says whether there is such a row."""
+# What pandas calls an index that has no name; of no table's columns.
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 
 
 class DerivedCalls(ABC):
@@ -84,18 +99,60 @@ class DerivedCalls(ABC):
 
 
 def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
-    """Return data as Arrow; dictionaries of columns and lists of rows are for small inputs."""
+    """Return data as Arrow; dictionaries of columns and lists of rows are for small inputs.
+
+    A dictionary has a list per column or, of one row, a value per column. What is a stream is read
+    whole, and perhaps cannot be read again.
+    """
     if isinstance(data, pa.RecordBatch | pa.Table):
         return data
     try:
         if isinstance(data, Mapping):
-            return pa.table(dict(data))
-        rows = list(data)
+            return _of_columns(data)
+        if is_stream(data):
+            return read_stream(data)
+        if isinstance(data, str | bytes):
+            raise TypeError(f"it is {type(data).__name__}")
+        rows: list[Any] = list(data)  # type: ignore[arg-type]
         if not rows:  # Which says nothing of its columns.
             return pa.schema([(key.name, key.type) for key in schema.key_columns]).empty_table()
         return pa.Table.from_pylist(rows)
     except (pa.ArrowException, TypeError, AttributeError, UnicodeError, OverflowError) as exc:
-        raise InvalidInput(f"cannot read this as a table: {exc}") from exc
+        raise InvalidInput(
+            f"this cannot be read as a table: {exc}; give a dictionary of lists, a list of "
+            "dictionaries, or a table of Arrow, pandas or Polars"
+        ) from exc
+
+
+def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
+    single = [name for name, value in columns.items() if _is_single(value)]
+    if not single:
+        return pa.table(dict(columns))
+    if len(single) < len(columns):
+        raise TypeError(f"column {single[0]!r} has one value, and others have lists of them")
+    return pa.table({name: pa.array([value]) for name, value in columns.items()})
+
+
+def _is_single(value: Any) -> bool:
+    """Whether this is one value, and not a column of them."""
+    if isinstance(value, str | bytes | bytearray | Mapping | pa.Scalar):
+        return True
+    return not (hasattr(value, "__iter__") or hasattr(value, "__arrow_c_array__"))
+
+
+def is_stream(data: object) -> TypeGuard[ArrowStream]:
+    """Whether this gives rows as Arrow does, and is not Arrow's own table or batch."""
+    return hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.RecordBatch | pa.Table)
+
+
+def read_stream(data: Any) -> pa.Table:
+    """Return the rows of a stream; an index of pandas that has no name is left out."""
+    try:
+        table = pa.table(data)
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        raise InvalidInput(f"these rows cannot be read by Arrow: {exc}") from exc
+    unnamed = [name for name in table.schema.names if _UNNAMED_INDEX.fullmatch(name)]
+    return table.drop_columns(unnamed).replace_schema_metadata(None)
 
 
 def as_deletes(keys: Data, schema: Schema) -> pa.Table:

@@ -21,7 +21,12 @@ from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.undo import UndoRange
 from merge_engine.embedded.catalog import Catalog
-from merge_engine.embedded.derived_calls import Data, DerivedCalls, as_arrow
+from merge_engine.embedded.derived_calls import (
+    FOUND,
+    Data,
+    DerivedCalls,
+    as_arrow,
+)
 from merge_engine.embedded.open_buckets import OpenBuckets
 from merge_engine.merging.batch import BatchRows, read_batch, read_keys
 from merge_engine.merging.fold import fold
@@ -37,8 +42,10 @@ class KeysThere(NamedTuple):
     key_columns: Sequence[pa.Array]
 
 
-Look: TypeAlias = Callable[[Sequence[KeysThere], Sequence[Column]], list[pa.RecordBatch]]
-"""Looks keys up in each of their buckets."""
+Look: TypeAlias = Callable[
+    [Sequence[KeysThere], Sequence[Column], str | None], list[pa.RecordBatch]
+]
+"""Looks keys up in each of their buckets; with a name, a last column says which are there."""
 
 
 class EmbeddedTable(DerivedCalls):
@@ -176,8 +183,13 @@ class EmbeddedTable(DerivedCalls):
         Called while the buckets are held that are written next.
         """
 
-    def _look_up(self, keys: Data, columns: Sequence[str] | None, look: Look) -> pa.Table:
-        """Return the keys and their values, in the order asked; nulls where absent."""
+    def _look_up(
+        self, keys: Data, columns: Sequence[str] | None, look: Look, *, found: bool = False
+    ) -> pa.Table:
+        """Return the keys and their values, in the order asked; nulls where absent.
+
+        `found`: with a last column, `FOUND`, that says whether there is such a row.
+        """
         schema = self.schema
         key_columns = read_keys(as_arrow(keys, schema), schema)
         chosen = schema.values(columns)
@@ -195,11 +207,17 @@ class EmbeddedTable(DerivedCalls):
             )
             for target in known
         ]
-        found = look(asked, chosen)
-        values_schema = pa.schema([(column.name, column.type) for column in chosen])
-        values = gather(len(key_columns[0]), known, found, values_schema)
-        fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
-        return pa.Table.from_arrays([*key_columns, *values], schema=pa.schema(fields))
+        fields = [(column.name, column.type) for column in chosen]
+        if found:
+            fields.append((FOUND, pa.bool_()))
+        rows = look(asked, chosen, FOUND if found else None)
+        values = gather(len(key_columns[0]), known, rows, pa.schema(fields))
+        if found:  # Null where there is not even such a partition.
+            values[-1] = values[-1].fill_null(False)
+        keys_shown = [(column.name, column.type) for column in schema.key_columns]
+        return pa.Table.from_arrays(
+            [*key_columns, *values], schema=pa.schema([*keys_shown, *fields])
+        )
 
     def undo(
         self, debtor: str, columns: Sequence[str], offsets: Mapping[BucketId, int]

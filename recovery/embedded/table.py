@@ -6,7 +6,7 @@ table.lookup({"customer_id": [7]})
 with table.writer(owner_id="etl", columns=["revenue"]) as writer: ...
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from merge_engine.bucket.log import wall_clock_ms
 from merge_engine.bucket.options import MEBIBYTE, BucketOptions
 from merge_engine.embedded.catalog import Catalog
 from merge_engine.embedded.derived_calls import Data
-from merge_engine.embedded.table import EmbeddedTable, KeysThere
+from merge_engine.embedded.table import EmbeddedTable, KeysThere, Look
 from merge_engine.schema.schema import Column
 from merge_engine.storage.objects import ObjectStorage
 from merge_engine.storage.scratch import Scratch
@@ -101,31 +101,39 @@ class Table(EmbeddedTable, Standing):
         *,
         isolation: str = Isolation.LATEST,
         at: Cut | str | None = None,
+        found: bool = False,
     ) -> pa.Table:
         """Return the keys and their values, in the order asked; nulls where absent.
 
-        `isolation`: "latest" shows all that was written; "committed" what was committed, of all
-        keys at one cut, so that no batch is seen in part. `at`: at this cut.
+        `keys`: lists of values, or one value, of each key column. `isolation`: "latest" shows all
+        that was written; "committed" what was committed, of all keys at one cut, so that no batch
+        is seen in part. `at`: at this cut. `found`: with a last column, `_found`, that tells a row
+        of nulls from none.
         """
         cut = self._stand(isolation, at, self._locks.cut)
-        return self._look_up(keys, columns, self._latest if cut is None else self._at(cut))
+        look = self._latest if cut is None else self._at(cut)
+        return self._look_up(keys, columns, look, found=found)
 
     def _check_cut(self, cut: Cut) -> Cut:
         return cut.checked(self.table_id, self.name)
 
-    def _latest(self, asked: Sequence[KeysThere], columns: Sequence[Column]) -> list[Any]:
+    def _latest(
+        self, asked: Sequence[KeysThere], columns: Sequence[Column], found: str | None
+    ) -> list[Any]:
         def look(one: KeysThere) -> pa.RecordBatch:
-            return self.bucket(one.bucket_id).lookup_keys(one.key_columns, columns)
+            return self.bucket(one.bucket_id).lookup_keys(one.key_columns, columns, found=found)
 
         return self._buckets.map(look, asked)
 
-    def _at(self, cut: Cut) -> Callable[[Sequence[KeysThere], Sequence[Column]], list[Any]]:
-        def look(asked: Sequence[KeysThere], columns: Sequence[Column]) -> list[Any]:
+    def _at(self, cut: Cut) -> Look:
+        def look(
+            asked: Sequence[KeysThere], columns: Sequence[Column], found: str | None
+        ) -> list[Any]:
             wanted = [
                 Asked(self.bucket(one.bucket_id), cut.at(one.bucket_id), one.key_columns)
                 for one in asked
             ]
-            return committed_lookup(wanted, columns, self._buckets.map)
+            return committed_lookup(wanted, columns, self._buckets.map, found=found)
 
         return look
 

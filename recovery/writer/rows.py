@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from merge_engine.bucket.segment import AggMode
-from merge_engine.embedded.derived_calls import Data, as_arrow
+from merge_engine.embedded.derived_calls import Data, as_arrow, is_stream, read_stream
 from merge_engine.schema.schema import Schema
 
 Pieces = Callable[[], Iterator[pa.Table]]
@@ -19,7 +19,8 @@ class Rows:
 
     `data` may be a function that gives the rows in pieces, all of one schema, in order; the same
     ones each time. `schema`: whose names the columns have, whatever they are called by now; None:
-    the writer's, as it was when that started.
+    the writer's, as it was when that started. What can be read only once, as a stream, is read when
+    this is made: a batch that is tried again is the same.
     """
 
     data: Data | Pieces
@@ -27,6 +28,10 @@ class Rows:
     mode: AggMode = AggMode.ACCUMULATE
     operation_column: str | None = None
     schema: Schema | None = None
+
+    def __post_init__(self) -> None:
+        if is_stream(self.data):
+            object.__setattr__(self, "data", read_stream(self.data))
 
     def pieces(self, schema: Schema) -> Iterator[pa.Table]:
         """Yield the rows as Arrow tables, in order; none if there are no rows and no columns."""

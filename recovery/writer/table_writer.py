@@ -33,6 +33,7 @@ from locks.column_locks.column_lock import ColumnLock
 from locks.column_locks.locks import DEFAULT_TTL_MS
 from locks.column_locks.records import new_stamp
 from merge_engine.bucket.results import BucketResult
+from merge_engine.embedded.derived_calls import Data
 from merge_engine.schema.schema import Schema
 from recovery.leader.fenced_writers import Writer
 from recovery.writer.access import Answers, Grant, TableAccess, Tried
@@ -218,10 +219,11 @@ class TableWriter:
     # --- Batches --------------------------------------------------------------------------------
 
     def write(
-        self, batch: int, rows: Rows, before: Callable[[Grant], None] = nothing_before
+        self, batch: int, rows: Rows | Data, before: Callable[[Grant], None] = nothing_before
     ) -> bool:
         """Put the rows as one batch and commit it; False if an earlier call has committed it.
 
+        `rows`: what `Table.put` takes, or `Rows`, which also say how they are to be read.
         `before` is called with every grant before anything of the batch is promised or put.
         """
         self._check_usable()
@@ -429,7 +431,8 @@ class TableWriter:
         ids = self._access.table.definition.columns
         return column if isinstance(column, int) else ids.get(column, column)
 
-    def _named(self, rows: Rows) -> Rows:
+    def _named(self, given: Rows | Data) -> Rows:
+        rows = given if isinstance(given, Rows) else Rows(data=given)
         return rows if rows.schema is not None else replace(rows, schema=self._schema)
 
     def _start(self) -> int:

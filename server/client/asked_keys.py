@@ -67,6 +67,8 @@ class KeyReader:
         if len(self._checks) < len(self._types) or len(keys) != len(self._types):
             return None
         columns = []
+        if all(check(keys.get(name)) for name, check in self._checks):  # One value of each.
+            return [[keys[name]] for name, _ in self._checks]
         for name, check in self._checks:
             values = keys.get(name)
             if type(values) is not list or not values or not all(map(check, values)):

@@ -14,7 +14,7 @@ import pyarrow as pa
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, PartitionGone, ServerUnavailable
 from foundation.ids import BucketId
-from merge_engine.embedded.derived_calls import Data, as_arrow
+from merge_engine.embedded.derived_calls import FOUND, Data, as_arrow
 from merge_engine.merging.batch import read_keys
 from merge_engine.merging.routing import Route, gather, route
 from merge_engine.schema.schema import Column, Schema
@@ -26,7 +26,7 @@ from server.client.lookup_lanes import LaneShape, LookupLane
 from server.client.outgoing import rows_of
 from server.client.table_caller import TableCaller
 from server.protocol.definitions import ClusterTable
-from server.protocol.reads import FOUND, Lookup
+from server.protocol.reads import Lookup
 
 
 def look_up(
@@ -35,17 +35,18 @@ def look_up(
     columns: Sequence[str] | None,
     cut: Cut | None,
     *,
+    isolation: Isolation = Isolation.LATEST,
     states: Sequence[str] = (),
     found: bool = False,
 ) -> pa.Table:
     """Return the keys and their values, in the order asked; nulls where absent.
 
-    All at the cut or, without one, as they are. `states`: after the values, the states of these
-    columns, each called as `state_column` does. `found`: with a last column, `FOUND`, that says
-    whether there is such a row.
+    All at the cut or, without one, as `isolation` says. `states`: after the values, the states of
+    these columns, each called as `state_column` does. `found`: with a last column, `FOUND`, that
+    says whether there is such a row.
     """
     table = caller.table
-    isolation = Isolation.LATEST if cut is None else Isolation.COMMITTED
+    isolation = isolation if cut is None else Isolation.COMMITTED
     asked = _Asked(caller, table, columns, isolation, cut, states=states, found=found)
     return asked.rows_of(read_keys(as_arrow(keys, table.schema), table.schema))
 

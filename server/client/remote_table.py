@@ -180,17 +180,21 @@ class RemoteTable(DerivedCalls, Standing):
         *,
         isolation: str = Isolation.LATEST,
         at: Cut | str | None = None,
+        found: bool = False,
     ) -> pa.Table:
         """Return the keys and their values, in the order asked; nulls where absent.
 
-        `isolation`: "latest" shows all that was written; "committed" what was committed, of all
-        keys at one cut, so that no batch is seen in part. `at`: at this cut.
+        `keys`: lists of values, or one value, of each key column. `isolation`: "latest" shows all
+        that was written; "committed" what was committed, of all keys at one cut, so that no batch
+        is seen in part. `at`: at this cut. `found`: with a last column, `_found`, that tells a row
+        of nulls from none; such look-ups do not go together with others.
         """
         shown = Isolation.of(isolation)
-        if at is None:
+        if at is None and not found:
             return look_up_now(self.caller, keys, columns, shown)
+        cut = None if at is None else self._check_cut(Cut.of(at))
         with within(self.caller.calls.deadline_s):
-            return look_up(self.caller, keys, columns, self._check_cut(Cut.of(at)))
+            return look_up(self.caller, keys, columns, cut, isolation=shown, found=found)
 
     async def lookup_async(
         self,
@@ -199,6 +203,7 @@ class RemoteTable(DerivedCalls, Standing):
         *,
         isolation: str = Isolation.LATEST,
         at: Cut | str | None = None,
+        found: bool = False,
     ) -> pa.Table:
         """Look up without waiting, for programs that run an event loop; else as `lookup`.
 
@@ -206,10 +211,10 @@ class RemoteTable(DerivedCalls, Standing):
         one alone, unless it is one of many keys or at a cut, or a leader has to be looked for.
         """
         shown = Isolation.of(isolation)
-        if at is None:
+        if at is None and not found:
             return await look_up_async(self.caller, keys, columns, shown)
         pool = self.caller.calls.lanes.pool
-        look_up_at = partial(self.lookup, keys, columns, isolation=isolation, at=at)
+        look_up_at = partial(self.lookup, keys, columns, isolation=isolation, at=at, found=found)
         return await asyncio.get_running_loop().run_in_executor(pool, look_up_at)
 
     def _check_cut(self, cut: Cut) -> Cut:

@@ -54,7 +54,6 @@ def _read_cut(received: Fields, name: str) -> Cut:
 
 _ISOLATION = Kind[Isolation](lambda name, value: {name: value.value}, _read_isolation)
 _CUT = Kind[Cut](lambda name, value: {name: value.encode().hex()}, _read_cut)
-FOUND = "_found"
 
 
 # --- Look-ups, and what is known of logs --------------------------------------------------------

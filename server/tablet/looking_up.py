@@ -12,6 +12,7 @@ import pyarrow as pa
 from foundation.errors import BadRequest, BatchTooLarge
 from foundation.ids import LeadKey
 from foundation.parallel import Mapper, at_once, in_turn
+from merge_engine.embedded.derived_calls import FOUND
 from merge_engine.merging.batch import read_keys
 from merge_engine.schema.schema import Column, Schema
 from merge_engine.schema.state_columns import state_column
@@ -21,7 +22,7 @@ from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.protocol import wire
 from server.protocol.definitions import ClusterTable
-from server.protocol.reads import FOUND, Lookup, LookupAnswer, LookupStream
+from server.protocol.reads import Lookup, LookupAnswer, LookupStream
 from server.tablet.limits import Admission
 from server.tablet.metrics import Metrics
 from server.tablet.requests import Requests, columns_of, schema_of

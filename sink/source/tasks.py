@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from foundation.errors import InvalidInput, PartitionGone, UnknownTable
 from foundation.ids import BucketId
 from merge_engine.bucket.changelog import ABOUT_CHANGES, changelog_schema
+from merge_engine.embedded.derived_calls import FOUND
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.merging.grouping import group_by_key
 from merge_engine.schema.schema import Schema
@@ -25,7 +26,6 @@ from server.client.cluster import Recipe
 from server.client.lookups import look_up
 from server.client.remote_table import RemoteTable
 from server.protocol.definitions import ClusterTable
-from server.protocol.reads import FOUND
 from sink.source.schemas import CHANGE_TYPE, CHANGED, DELETE, INSERT, TIMESTAMP, UPSERT
 from sink.worker_connections import connected
 

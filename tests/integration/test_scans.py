@@ -27,6 +27,7 @@ from foundation.ids import BucketId
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.options import MEBIBYTE
 from merge_engine.bucket.segment import AggMode
+from merge_engine.embedded.derived_calls import FOUND
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
 from merge_engine.schema.state_columns import state_column
@@ -39,7 +40,7 @@ from server.client.lookups import look_up
 from server.client.remote_table import RemoteTable
 from server.client.scan_sources import row_schema, snapshot_rows
 from server.protocol import wire
-from server.protocol.reads import FOUND, CloseScanners, Scan, ScanBatch, ScanBegun
+from server.protocol.reads import CloseScanners, Scan, ScanBatch, ScanBegun
 from server.tablet.limits import ScannerLimits
 from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of

@@ -157,6 +157,80 @@ def test_a_put_takes_columns_rows_batches_and_tables(table: tb.AnyTable, data: A
     assert found(table, [2, 1, 3, 1]) == [2, 4, None, 4]
 
 
+def test_a_put_takes_frames_relations_and_streams_of_other_libraries(table: tb.AnyTable) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    duckdb = pytest.importorskip("duckdb")
+    rows = {"k": [1, 2, 1], "a": [1, 2, 3], "note": ["x", "y", "z"]}
+    frame = pandas.DataFrame(rows)
+    batches = pa.table(rows).to_batches()
+    for data in (
+        frame,
+        frame[frame["a"] > 0].iloc[::-1].iloc[::-1],  # Its index has lost its order.
+        frame.set_index("k"),
+        polars.DataFrame(rows),
+        duckdb.sql("from frame"),
+        pa.RecordBatchReader.from_batches(batches[0].schema, batches),
+    ):
+        assert table.put(data).rows == 3
+    assert found(table, [1, 2]) == [24, 12]
+    assert table.lookup(polars.DataFrame({"k": [2]}), ["note"])["note"].to_pylist() == ["y"]
+    assert table.delete(frame[["k"]]).rows == 3
+    assert table.to_arrow().num_rows == 0
+    with pytest.raises(InvalidInput, match="no column 'b'"):
+        table.put(polars.DataFrame({"k": [1], "b": [1]}))
+
+
+def test_a_writer_takes_a_stream_that_can_be_read_only_once(create: Create) -> None:
+    table = create(locked=True)
+    batches = pa.table({"k": [1, 2], "a": [1, 2]}).to_batches()
+    with table.writer(owner_id="etl", columns=["a"]) as writer:
+        writer.write(0, pa.RecordBatchReader.from_batches(batches[0].schema, batches))
+    assert found(table, [1, 2]) == [1, 2]
+
+
+def test_one_key_is_looked_up_by_its_value(table: tb.AnyTable) -> None:
+    table.put({"k": 7, "a": 5})
+    for key in (7, pa.scalar(7)):
+        assert table.lookup({"k": key}).to_pylist() == [{"k": 7, "a": 5, "note": None}]
+    assert table.lookup({"k": 8}, isolation="committed")["a"].to_pylist() == [None]
+    assert table.delete({"k": 7}).rows == 1
+    assert found(table, [7]) == [None]
+    with pytest.raises(InvalidInput, match="column 'a' has one value, and others have lists"):
+        table.put({"k": [1], "a": 1})
+
+
+def test_one_key_of_several_columns_is_looked_up_by_its_values(create: Create) -> None:
+    table = create(DAYS)
+    table.put({"day": ["mon", "tue"], "k": [1, 2], "a": [1, 2]})
+    assert table.lookup({"day": "tue", "k": 2})["a"].to_pylist() == [2]
+    assert table.lookup({"k": 2, "day": "mon"}, found=True)["_found"].to_pylist() == [False]
+    with pytest.raises(InvalidInput, match="column 'day' has one value"):
+        table.lookup({"day": "tue", "k": [2]})
+
+
+@pytest.mark.parametrize("isolation", ["latest", "committed"])
+def test_a_row_of_nulls_is_told_from_none(create: Create, isolation: str) -> None:
+    schema = (
+        tb.SchemaBuilder()
+        .column("k", "BIGINT")
+        .agg_column("n", "BIGINT", "count")
+        .agg_column("note", "STRING", "last_value")
+        .primary_key("k")
+        .build()
+    )
+    table = create(schema)
+    table.put({"k": [1, 2], "note": [None, "x"]})
+    table.put({"k": [2, 3], "n": [None, 7]})
+    rows = table.lookup({"k": [1, 2, 3, 4]}, ["n"], isolation=isolation, found=True)
+    assert rows.schema.names == ["k", "n", "_found"]
+    assert rows["_found"].to_pylist() == [True, True, True, False]
+    assert rows["n"].to_pylist() == [None, 0, 1, None]
+    at = table.lookup({"k": [1, 4]}, at=table.cut(), found=True)
+    assert at["_found"].to_pylist() == [True, False]
+    table.delete({"k": [1]})
+    assert table.lookup({"k": 1}, isolation=isolation, found=True)["_found"].to_pylist() == [False]
+
+
 @pytest.mark.parametrize(
     "data", [[], pa.table({"k": pa.array([], "int64"), "a": pa.array([], "int64")})]
 )

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from foundation.errors import PartitionGone
 from foundation.ids import BucketId
 from merge_engine.bucket.changelog import changelog_schema
+from merge_engine.embedded.derived_calls import FOUND
 from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from server.client.cluster import Recipe
-from server.protocol.reads import FOUND
 from sink.source import tasks
 from sink.source.tasks import ReadUpserts, Wanted
 from tests.conftest import SUMS
