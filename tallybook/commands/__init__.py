@@ -19,7 +19,7 @@ releasing         what an operator does about column locks: release one, forget 
 rows              look a key up, scan a table, read its changelog
 serving           serve, local, drain and page: what runs until it is told to end
 status            the servers of a cluster and their buckets, and what is wrong with them
-tables            list, describe, create, alter, drop, truncate and rename tables
+tables            list, describe, create, alter and drop tables
 tier              keeps a copy of a table in a lake
 verify            reads all that a table is made of, and says what is damaged
 """

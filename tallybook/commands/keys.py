@@ -8,6 +8,7 @@ import pyarrow as pa
 from foundation.errors import InvalidInput
 from foundation.suggestions import did_you_mean
 from merge_engine.schema.schema import Column
+from merge_engine.schema.types import type_name
 
 
 def read_values(columns: Sequence[Column], texts: Iterable[str], table: str) -> dict[str, Any]:
@@ -37,4 +38,4 @@ def read_value(column: Column, text: str) -> Any:
     try:
         return pa.array([text]).cast(column.type)[0].as_py()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        raise InvalidInput(f"{column.name} is a {column.type}, not {text!r}") from exc
+        raise InvalidInput(f"{column.name} is a {type_name(column.type)}, not {text!r}") from exc

@@ -6,13 +6,14 @@ import typer
 
 from foundation.errors import InvalidInput
 from server.client.remote_table import RemoteTable
-from tallybook.commands.keys import read_values
+from tallybook.commands.keys import read_value, read_values
 from tallybook.commands.output import (
     confirm,
     counted,
     print_json,
     print_line,
     print_table,
+    progress,
 )
 from tallybook.commands.reaching import Json, TableName, Yes, cluster_command, connected
 from tallybook.connecting import Reach
@@ -72,10 +73,17 @@ def drop(
             found.drop_partition(**wanted)
             print_line(f"partition {' '.join(values or ())} of table {table} is dropped")
             return
-        confirm(f"Drop all partitions of table {table} before {older_than}?", yes=yes)
-        dropped = found.drop_partitions(older_than=older_than)
-        count = counted(len(dropped), "partition")
-        print_line(f"{count} of table {table} before {older_than} dropped")
+        first = found.schema.partition_columns[0]
+        limit = read_value(first, older_than)
+        old = [row for row in found.partitions().to_pylist() if row[first.name] < limit]
+        count = counted(len(old), "partition")
+        if old:
+            confirm(f"Drop {count} of table {table}, with {first.name} < {older_than}?", yes=yes)
+        with progress(f"dropping partitions of {table}", len(old)) as advance:
+            for row in old:
+                found.drop_partition(**row)
+                advance(1)
+        print_line(f"{count} of table {table}, with {first.name} < {older_than}, dropped")
 
 
 def _check_partitioned(table: RemoteTable) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from server.client.remote_table import RemoteTable
 from tallybook.commands.keys import read_values
 from tallybook.commands.output import print_json_line, print_line, print_table
 from tallybook.commands.reaching import (
@@ -51,14 +50,15 @@ def lookup(
         values = read_values(found.schema.key_columns, key, table)
         types = {column.name: column.type for column in found.schema.key_columns}
         asked = pa.table({name: pa.array([one], types[name]) for name, one in values.items()})
-        [row] = found.lookup(asked, names_of(columns), isolation=isolation).to_pylist()
-    there = any(value is not None for name, value in row.items() if name not in values)
+        rows = found.lookup(asked, names_of(columns), isolation=isolation, found=True)
+    [row] = rows.to_pylist()
+    there = row.pop("_found")
     if json:
-        print_json_line({**row, "found": there} if not there else row)
+        print_json_line({**row, "_found": there})
     elif there:
         print_rows(iter([row]), [*row])
     else:
-        print_line(f"table {table} has no row {' '.join(key)}, or none of these columns is set")
+        print_line(f"table {table} has no row {' '.join(key)}")
     if not there:
         raise typer.Exit(1)
 
@@ -136,9 +136,3 @@ def shown(value: Any) -> str:
     if value is None:
         return "-"
     return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def columns_of(table: RemoteTable, columns: str | None) -> list[str]:
-    """Return the key columns and those that were asked for."""
-    values = names_of(columns) or [column.name for column in table.schema.value_columns]
-    return [*(column.name for column in table.schema.key_columns), *values]

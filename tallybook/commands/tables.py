@@ -1,4 +1,4 @@
-"""`tallybook tables`, `describe`, `create`, `alter`, `drop`, `truncate`, `rename`."""
+"""`tallybook tables`, `describe`, `create`, `alter` and `drop`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from foundation.errors import InvalidInput, UnknownTable
+from merge_engine.schema.types import type_name
 from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from tallybook.commands.definition_files import read_definition
@@ -26,8 +27,6 @@ def add_commands(app: typer.Typer) -> None:
     cluster_command(app, "create")(create)
     cluster_command(app, "alter")(alter)
     cluster_command(app, "drop")(drop)
-    cluster_command(app, "truncate", deadline_s=30.0)(truncate)
-    cluster_command(app, "rename")(rename)
 
 
 def tables(reach: Reach, json: Json = False) -> None:
@@ -85,8 +84,9 @@ def create(
     settings |= {"column_locks": described.column_locks, "options": dict(described.options) or None}
     given = {key: value for key, value in settings.items() if value is not None}
     with connected(reach) as cluster:
-        if if_not_exists or described.if_not_exists:
-            given["if_not_exists"] = True
+        if (if_not_exists or described.if_not_exists) and wanted in cluster.list_tables():
+            print_line(f"table {wanted} is there already")
+            return
         made = cluster.create_table(wanted, described.schema, **given)
         print_line(f"table {made.name} (id {made.table_id}) has {made.buckets} buckets")
 
@@ -144,27 +144,6 @@ def drop(reach: Reach, table: TableName, force: Force = False, yes: Yes = False)
         print_line(f"table {table} is dropped")
 
 
-def truncate(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:
-    """Delete all rows of a table; it stays, empty. Refused while a column lock is live."""
-    with connected(reach) as cluster:
-        found = cluster.table(table)
-        confirm(f"Delete all rows of table {table}?", yes=yes)
-        found.truncate(force=force)
-        print_line(f"table {table} is empty")
-
-
-def rename(
-    reach: Reach,
-    *,
-    table: TableName,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="its new name", show_default=False)],
-) -> None:
-    """Give a table another name; writers and readers that have it open go on."""
-    with connected(reach) as cluster:
-        cluster.rename_table(table, new)
-        print_line(f"table {table} is called {new}")
-
-
 def table_document(table: RemoteTable) -> dict[str, Any]:
     """Return what a table is, as JSON has it."""
     schema = table.schema
@@ -177,8 +156,8 @@ def table_document(table: RemoteTable) -> dict[str, Any]:
         "columns": [
             {
                 "name": column.name,
-                "type": str(column.type),
-                "role": str(column.function)
+                "type": type_name(column.type),
+                "role": column.function.name
                 if column.function is not None
                 else "partition, key"
                 if column.name in parts
