@@ -15,8 +15,10 @@ from tallybook.commands.status import problems_of, status_rows
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (59, "59 s"), (3599, "59 min"), (3660, "1 h 1 min")]
-    + [(90_000, "1 d 1 h"), (86_400, "1 d"), (-5, "-5.0 s")],
+    [
+        *((0.04, "0.0 s"), (9.94, "9.9 s"), (59, "59 s"), (3599, "59 min")),
+        *((3660, "1 h 1 min"), (90_000, "1 d 1 h"), (86_400, "1 d"), (-5, "-5.0 s")),
+    ],
 )
 def test_a_span_has_its_largest_units(seconds: float, text: str) -> None:
     assert span(seconds) == text
