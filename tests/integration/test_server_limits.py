@@ -348,7 +348,7 @@ def test_a_client_that_never_ends_its_put_does_not_keep_a_server(
     address = chroot(zookeeper)
     with ExitStack() as stack:
         log = stack.enter_context(json_log())
-        client = stack.enter_context(client_of(address))
+        client = stack.enter_context(client_of(address, create=True))
         server = running(address, tmp_path).start()
         table = client.create_table("t", SCHEMA, buckets=1, column_locks=False)
         table.put({"k": [1], "a": [1]})

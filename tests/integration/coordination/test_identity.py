@@ -361,7 +361,7 @@ def test_a_flipped_bit_is_found_in_whatever_is_kept(
     reading: dict[str, Callable[[], object]] = {
         dropped_path(gone.table_id): coordinator.dropped.all,
         server_path(server.name): coordinator.servers.all,
-        leader_path(str(lead)): coordinator.leaders.all,
+        leader_path(lead.node_name): coordinator.leaders.all,
         snapshot_list_path(table.table_id, 0, 0): lambda: coordinator.snapshots.read(lead),
         lease_path(table.table_id, "reader"): lambda: coordinator.leases.all(table.table_id),
         table_path(table.table_id): lambda: coordinator.tables.get("customers"),
