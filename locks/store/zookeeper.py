@@ -61,6 +61,8 @@ CLOCK_PATH = "/clock"
 _LOOK_S = 1.0
 _CHROOTS_LOOKED_AT = 100
 READS_AT_ONCE = 500  # ZooKeeper has a limit of 1,000 requests under way, of all clients together.
+# How much of a session's time-out a host may take to answer, when one connects to it.
+_CONNECT_PART, _SHORTEST_CONNECT_S = 0.25, 1.0
 _LOST_ANSWER = (
     ConnectionLoss,
     KazooTimeoutError,
@@ -116,6 +118,7 @@ class ZooKeeperStore:
                 f"{hosts!r} is no address of ZooKeeper, host:port[,host:port...][/chroot]: {exc}"
             ) from exc
         self._observe_negotiation()
+        self._hurry_connecting()
         self._client.add_listener(self._on_state)
         try:
             self._start(servers, deadline_s if patience_s is None else patience_s)
@@ -251,6 +254,24 @@ class ZooKeeperStore:
             return read_timeout_ms, connect_timeout_ms
 
         connection._connect = observed
+
+    def _hurry_connecting(self) -> None:
+        """Let no host that says nothing keep us for as long as the session lasts.
+
+        kazoo would wait that long for a connection, and once more for its first answer. A host that
+        is gone answers neither, and a ZooKeeper that is just starting may drop what it is sent.
+        """
+        longest_s = max(_SHORTEST_CONNECT_S, self._session_timeout_s * _CONNECT_PART)
+        connection, handler = self._client._connection, self._client.handler
+        create_connection, invoke = handler.create_connection, connection._invoke
+
+        def connect_soon(*arguments: Any, timeout: float, **options: Any) -> Any:
+            return create_connection(*arguments, timeout=min(timeout, longest_s), **options)
+
+        def invoke_soon(timeout: float, *arguments: Any, **options: Any) -> Any:
+            return invoke(min(timeout, longest_s), *arguments, **options)
+
+        handler.create_connection, connection._invoke = connect_soon, invoke_soon
 
     @property
     def connected(self) -> bool:

@@ -27,7 +27,7 @@ and so are the pieces of a cut column (`ragged.split`): lists are coded by arith
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -315,6 +315,7 @@ def _layout(data_type: pa.DataType) -> StructLayout:
     return StructLayout([field.type for field in data_type])
 
 
+@cache
 def _record_of(width: int) -> np.dtype[Any]:
     return np.dtype(f"<u{width}" if width in (1, 2, 4, 8) else f"V{width}")
 

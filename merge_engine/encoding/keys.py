@@ -84,9 +84,12 @@ class KeyCodec:
 
     def numbers(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.uint64] | None:
         """Return keys of 8 bytes as big-endian numbers, if that is less than to encode them."""
-        if self._widths != [8] or columns[0].type != self.types[0] or columns[0].null_count:
+        column = columns[0]
+        if self._widths != [8] or column.type != self.types[0] or column.null_count:
             return None
-        return to_records(columns[0]).view(np.uint64) ^ _SIGN
+        if len(column) == 0:
+            return np.zeros(0, np.uint64)
+        return np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8) ^ _SIGN
 
     def decode(self, keys: pa.BinaryArray) -> list[pa.Array]:
         """Turn keys back into columns. Bytes that are no key are a `ValueError`."""

@@ -23,6 +23,7 @@ Flags = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 
 _LARGEST_OFFSET = 2**31 - 1
+_FEW = 64
 
 
 def offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
@@ -63,9 +64,14 @@ def validity(array: pa.Array) -> Flags | None:
     return np.unpackbits(bits, count=count, bitorder="little")[skipped_bits:].view(np.bool_)
 
 
+def all_set(flags: Flags) -> bool:
+    """Tell whether all flags are set; of a few, sooner than NumPy would."""
+    return False not in flags.ravel().tolist() if flags.size <= _FEW else bool(flags.all())
+
+
 def only_where(flags: Flags, array: pa.Array) -> pa.Array:
     """Return the array, of any type, with nulls where the flag is not set."""
-    if flags.all():
+    if all_set(flags):
         return array
     valid = validity(array)
     if valid is not None and not (valid > flags).any():

@@ -227,7 +227,7 @@ def finished(
 
     `found`: a last column that says whether there is such a row: its name, and what it has.
     """
-    all_touched = bool(rows.touched.all())
+    all_touched = ragged.all_set(rows.touched)
     values = [
         finish(column, None if all_touched else rows.touched[:, j], rows.states[j])
         for j, column in enumerate(columns)

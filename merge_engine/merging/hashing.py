@@ -61,6 +61,21 @@ def bucket_of(columns: Sequence[pa.Array], buckets: int) -> npt.NDArray[np.int32
     return np.mod(spark_xxhash64(columns), np.int64(buckets)).astype(np.int32)
 
 
+def bucket_of_few(columns: Sequence[Sequence[int | str]], buckets: int) -> list[int]:
+    """Return the same for a few keys of 64-bit numbers and of texts, as Python has them."""
+    found = []
+    for key in zip(*columns, strict=True):
+        seed = _SEED
+        for value in key:
+            if isinstance(value, str):
+                seed = xxhash.xxh64_intdigest(value.encode(), seed)
+            else:
+                seed = xxhash.xxh64_intdigest(value.to_bytes(8, "little", signed=True), seed)
+        # A remainder of the number with its sign, which is negative from half of the range on.
+        found.append((seed - (seed >> 63 << 64)) % buckets)
+    return found
+
+
 def _hash_column(column: pa.Array, seeds: Hashes | None) -> Hashes:
     data_type = column.type
     if data_type in (pa.string(), pa.binary()):

@@ -9,7 +9,7 @@ import pyarrow as pa
 from foundation.errors import InvalidInput
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.merging.grouping import Positions
-from merge_engine.merging.hashing import bucket_of
+from merge_engine.merging.hashing import bucket_of, bucket_of_few
 from merge_engine.schema.schema import Schema
 
 
@@ -45,6 +45,12 @@ def route(schema: Schema, keys: Sequence[pa.Array], buckets: int) -> list[Route]
         Route(partitions[target[positions[0]] // buckets], int(number[positions[0]]), positions)
         for positions in np.split(order, bounds[1:])
     ]
+
+
+def route_one(key: Sequence[int | str], buckets: int) -> list[Route]:
+    """Return the same for one key of a table without partitions, of numbers and texts."""
+    [bucket] = bucket_of_few([[value] for value in key], buckets)
+    return [Route(b"", bucket, np.zeros(1, np.int64))]
 
 
 def gather(

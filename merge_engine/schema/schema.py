@@ -17,6 +17,7 @@ Types are Spark DDL names. `parameters` has those that differ from the function'
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -61,22 +62,27 @@ class Schema:
     def __post_init__(self) -> None:
         check_schema(self)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """All names, in the order of declaration."""
         return tuple(column.name for column in self.columns)
 
-    @property
+    @cached_property
     def key_columns(self) -> tuple[Column, ...]:
         """The columns of the primary key, in key order."""
         return self._by_ids(self.primary_key)
 
-    @property
+    @cached_property
+    def key_schema(self) -> pa.Schema:
+        """The names and types of the key columns."""
+        return pa.schema([(column.name, column.type) for column in self.key_columns])
+
+    @cached_property
     def value_columns(self) -> tuple[Column, ...]:
         """The columns that merge, in the order of declaration."""
         return tuple(column for column in self.columns if column.function is not None)
 
-    @property
+    @cached_property
     def partition_columns(self) -> tuple[Column, ...]:
         """The columns whose values name a partition; none if the table is not partitioned."""
         return self._by_ids(self.partition_by)

@@ -129,13 +129,14 @@ class LocalStorage:
             raise UnknownOutcome(f"{self._directory / name}: {exc.strerror}") from exc
 
     def read(self, name: str) -> bytes:
+        path = f"{self._directory}{os.sep}{name}"  # Paths are slow to make.
         try:
-            with open(f"{self._directory}{os.sep}{name}", "rb") as file:  # Paths are slow to make.
+            with open(path, "rb") as file:
                 return file.read()
         except FileNotFoundError as exc:
-            raise MissingObject(f"{self._directory / name} does not exist") from exc
+            raise MissingObject(f"{path} does not exist") from exc
         except OSError as exc:
-            raise StorageUnavailable(f"{self._directory / name}: {exc.strerror}") from exc
+            raise StorageUnavailable(f"{path}: {exc.strerror}") from exc
 
     def open(self, name: str) -> BinaryIO:
         try:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow.types import is_signed_integer
 
 from merge_engine.encoding import ragged
 from merge_engine.encoding.codec import (
@@ -87,6 +88,8 @@ class FixedColumn:
         self._type = data_type
         self._records: Records = np.zeros(capacity, record_type(data_type))
         self._valid = np.zeros(capacity, bool)
+        # The NumPy type of whole numbers, which a few of are read sooner one by one.
+        self._whole = f"<i{data_type.bit_width // 8}" if is_signed_integer(data_type) else None
 
     @property
     def nbytes(self) -> int:
@@ -96,8 +99,12 @@ class FixedColumn:
         return self.copy(slots)()
 
     def copy(self, slots: Slots) -> Callable[[], pa.Array]:
+        if self._whole is not None and len(slots) <= FEW:
+            number, there = self._records.view(self._whole).item, self._valid.item
+            few = [number(slot) if there(slot) else None for slot in slots.tolist()]
+            return lambda: pa.array(few, self._type)
         records, valid = self._records.take(slots), self._valid.take(slots)
-        return lambda: from_records(records, self._type, None if valid.all() else valid)
+        return lambda: from_records(records, self._type, None if ragged.all_set(valid) else valid)
 
     def write(self, slots: Slots, states: Prepared) -> None:
         self._records[slots] = states.values

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from merge_engine.encoding.key_hashes import Hashes
-from merge_engine.encoding.ragged import Flags
+from merge_engine.encoding.ragged import Flags, all_set
 from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows, concatenated, state_types
 from merge_engine.working_set.block import Block, Keys, PreparedRows, RowsCopy, is_exact
 from merge_engine.working_set.index import ABSENT, Slots
@@ -135,7 +135,7 @@ class WorkingSet:
         for block in reversed(self._blocks):
             slots = block.find(left)
             here = slots != ABSENT
-            if here.all():
+            if all_set(here):
                 places.append(Place(block, rows, slots))
                 break
             if here.any():

@@ -167,11 +167,15 @@ class LedBucket:
         """Close a batch to late tasks; return the log end."""
         with self.bucket.exclusive():
             self._check(writer, term, ())
-            self._writers.seal(writer, batch)
-            begun = self._begun.get(writer.owner)
-            if begun is not None and begun.put.token.epoch == writer.epoch:
-                raise _torn(begun.put.token, writer.owner, "its batch is sealed")
+            self.seal_held(writer, batch)
             return self.bucket.settled_end()
+
+    def seal_held(self, writer: Writer, batch: int) -> None:
+        """Close a batch of a writer that was checked, while the bucket is held."""
+        self._writers.seal(writer, batch)
+        begun = self._begun.get(writer.owner)
+        if begun is not None and begun.put.token.epoch == writer.epoch:
+            raise _torn(begun.put.token, writer.owner, "its batch is sealed")
 
     def parts_done(self, put: Put, term: int) -> int:
         """Return how many parts of a put are written here; 0 also of one that is complete.
@@ -333,10 +337,12 @@ def put_led(
     owner: str,
     token: Token | None,
     try_only: bool = False,
+    seals: bool = False,
 ) -> list[BucketResult]:
     """Put to several buckets of this process, sorted by key; all try before one writes.
 
-    `try_only`: write nothing, but raise what a put would raise now.
+    `try_only`: write nothing, but raise what a put would raise now. `seals`: it is all of its
+    batch, which is closed here before anybody else gets to write.
     """
     buckets = [part.bucket.bucket for part in parts]
     updates = [part.update for part in parts]
@@ -348,7 +354,11 @@ def put_led(
             locked = writer is not None
             plans = plan_held(buckets, updates, mapper, owner=owner, token=token, locked=locked)
             if not try_only:
-                return commit_held(buckets, plans, mapper)
+                results = commit_held(buckets, plans, mapper)
+                if seals and writer is not None and token is not None:
+                    for part in parts:
+                        part.bucket.seal_held(writer, token.batch)
+                return results
             ends = [bucket.end_offset for bucket in buckets]
     except InvalidValue:
         # A batch that was promised fits. Where it does not, the leader may be out of date.

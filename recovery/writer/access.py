@@ -26,10 +26,14 @@ Terms = Mapping[BucketId, int]
 
 @dataclass(frozen=True)
 class Answers(Generic[Result]):
-    """What each bucket's leader answered, and the sessions of the servers that did."""
+    """What each bucket's leader answered, and the sessions of the servers that did.
+
+    `sealed`: the buckets that have closed the batch together with what was put there.
+    """
 
     results: Mapping[BucketId, Result]
     sessions: frozenset[str]
+    sealed: frozenset[BucketId] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +52,18 @@ class Grant:
 
 @dataclass(frozen=True)
 class GrantedRows:
-    """Rows, and the grant that they are put under: from the writer down to the wire."""
+    """Rows, and the grant that they are put under: from the writer down to the wire.
+
+    `whole`: they are all rows of their batch, so that a bucket that has its part may close it.
+    """
 
     grant: Grant
     rows: Rows
+    whole: bool = False
 
     def of(self, data: pa.Table | Pieces) -> "GrantedRows":
         """Return other data that are read, and put, like these rows."""
-        return GrantedRows(self.grant, replace(self.rows, data=data))
+        return replace(self, rows=replace(self.rows, data=data))
 
 
 @dataclass(frozen=True, kw_only=True)

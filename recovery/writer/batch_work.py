@@ -50,7 +50,7 @@ class RowsWork:
 
     def put(self, grant: Grant) -> Answers[BucketResult]:
         """Put all rows."""
-        return self.access().put(GrantedRows(grant, self.rows))
+        return self.access().put(GrantedRows(grant, self.rows, whole=True))
 
     def try_put(self, grant: Grant, promise: PromiseWriter) -> Tried:
         """See whether they can be put."""

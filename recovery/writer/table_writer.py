@@ -284,15 +284,24 @@ class TableWriter:
             answers = self._put(grant, work)
         hit("writer.put")
         with timed(seconds, "seal"):
-            sealed = self._access.seal(grant.writer, self._terms, batch)
+            ends = self._seal(grant, answers)
         hit("writer.sealed")
         with timed(seconds, "commit"):
-            lock.commit(batch, sealed.results, sealed.sessions | answers.sessions)
+            lock.commit(batch, ends.results, ends.sessions)
         hit("writer.committed")
         self._state = WriterState.CLEAN
         kept, self._promised = self._promised, {}
         self._drop_promises(kept)
         return answers.results
+
+    def _seal(self, grant: Grant, put: Answers[BucketResult]) -> Answers[int]:
+        """Close the batch, where its put has not done so; return the log ends, and who says so."""
+        ends = {key: put.results[key].end_offset for key in put.sealed}
+        left = {key: term for key, term in self._terms.items() if key not in ends}
+        if not left:
+            return Answers(ends, put.sessions)
+        sealed = self._access.seal(grant.writer, left, grant.token.batch)
+        return Answers({**ends, **sealed.results}, put.sessions | sealed.sessions)
 
     def _put(self, grant: Grant, work: BatchWork) -> Answers[BucketResult]:
         """Put the batch; where there is a redo log, once it is tried and promised."""

@@ -22,7 +22,7 @@ from foundation.errors import BadRequest, ServerUnavailable, TallybookError, Una
 from foundation.gatherer import Gatherer
 from foundation.ids import BucketId, LeadKey
 from merge_engine.merging.grouping import Positions
-from merge_engine.merging.routing import Route, route
+from merge_engine.merging.routing import Route, route, route_one
 from merge_engine.schema.schema import Column, Schema
 from recovery.reader.isolation import Isolation
 from server.client.asked_keys import AskedKeys, KeyReader, Keys
@@ -173,7 +173,7 @@ class LookupLane:
         keys = self.keys.arrays(asked)
         size = len(keys[0])
         try:
-            shares = self._shares(keys)
+            shares = self._shares(self._routes(asked, keys))
         except (ServerUnavailable, Unavailable):  # Who goes by itself waits until there is one.
             return [None] * len(asked)
         for share in [one for one in shares if self._send(one, keys, size, steady=not alone)]:
@@ -197,11 +197,17 @@ class LookupLane:
         values = rows.take(pa.array(place, mask=place < 0)).columns[len(keys) :]
         return pa.Table.from_arrays([*keys, *values], schema=self._schema)
 
-    def _shares(self, keys: Keys) -> list[_Share]:
+    def _routes(self, asked: Sequence[AskedKeys], keys: Keys) -> list[Route]:
+        shape = self._shape
+        if len(keys[0]) == 1 and asked[0].plain and not shape.schema.partition_by:
+            return route_one([values[0] for values in asked[0].columns], shape.buckets)
+        return route(shape.schema, keys, shape.buckets)
+
+    def _shares(self, routes: Sequence[Route]) -> list[_Share]:
         """Return which rows go to which server. Rows of no partition go nowhere, and are null."""
         shape, directory = self._shape, self._directory()
         shares: dict[str, _Share] = {}
-        for target in route(shape.schema, keys, shape.buckets):
+        for target in routes:
             bucket = shape.find(target)
             if bucket is None:
                 continue

@@ -61,6 +61,7 @@ def put_granted(
         writer=grant.writer,
         buckets={bucket: grant.terms[bucket] for bucket in routed.batches},
         try_only=try_only,
+        seals=granted.whole and not try_only,
     )
     return _send(caller, call, routed, patient=False)
 
@@ -143,4 +144,5 @@ def _send(
         changes=True,
         check_partitions=True,
     )
-    return together(shares)
+    sealed = [bucket for buckets, answer in shares if answer.sealed for bucket in buckets]
+    return replace(together(shares), sealed=frozenset(sealed))

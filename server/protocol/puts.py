@@ -54,9 +54,10 @@ _RESULT_OF_PARTS = Row[BucketResult](
 
 @dataclass(frozen=True, kw_only=True)
 class PutAnswer(BucketsAnswer[BucketResult]):
-    """What the put did."""
+    """What the put did. `sealed`: and that its batch is closed in these buckets."""
 
     results: Annotated[tuple[BucketResult, ...], listed(_RESULT)]
+    sealed: Annotated[bool, FLAG] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ class Put(RowsCall[PutAnswer], BucketsCall[PutAnswer]):
     `buckets`: with the term of the leader that fenced the writer. `token`: a put with the same one
     counts once. `writer`: the holder of a column lock. `try_only`: write nothing, but refuse what a
     put would refuse now. `holds_end`: the closing message comes only when the server has said
-    `GO_ON`: until then it is certain that nothing was written, whatever breaks.
+    `GO_ON`: until then it is certain that nothing was written, whatever breaks. `seals`: the writer
+    has nothing else of this batch for these buckets, so they may close it; the answer says if so.
     """
 
     name = "put"
@@ -87,6 +89,7 @@ class Put(RowsCall[PutAnswer], BucketsCall[PutAnswer]):
     writer: Annotated[Writer | None, WRITER] = None
     try_only: Annotated[bool, FLAG] = False
     holds_end: Annotated[bool, FLAG] = False
+    seals: Annotated[bool, FLAG] = False
 
     @staticmethod
     def place(index: int) -> bytes:

@@ -142,24 +142,24 @@ class LookupStream(TableCall[Nothing]):
             raise BadRequest(f"there is no exchange {stream_name(received)!r}")
         return super().from_fields(received)
 
-    def lookup(self, keys: pa.RecordBatch, shares: bytes) -> Lookup:
-        """Return what a message asks for; BadRequest if that does not add up."""
+    @property
+    def cut(self) -> None:
+        """Where its rows stand: the server takes that."""
+        return None
+
+    def keys_of(self, keys: pa.RecordBatch, shares: bytes) -> dict[BucketId, pa.RecordBatch]:
+        """Return what a message asks for, by bucket; BadRequest if that does not add up."""
         wanted: dict[BucketId, pa.RecordBatch] = {}
         at, found = 0, read_shares(shares)
+        if len(found) == 1 and found[0][1] == keys.num_rows:
+            return {found[0][0]: keys}
         asked = sum(rows for _, rows in found)
         if asked != keys.num_rows or len(dict(found)) != len(found):
             raise BadRequest(f"a look-up of {keys.num_rows} keys whose buckets do not add up")
         for bucket, rows in found:
             wanted[bucket] = keys.slice(at, rows)
             at += rows
-        return Lookup(
-            table_id=self.table_id,
-            schema_version=self.schema_version,
-            buckets=tuple(wanted),
-            columns=self.columns,
-            isolation=self.isolation,
-            keys=wanted,
-        )
+        return wanted
 
 
 _SHARE = struct.Struct("<qqq")

@@ -3,14 +3,14 @@
 What many look-ups have in common is found out once: to find it out takes as long as to look up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from foundation.errors import BadRequest, BatchTooLarge
-from foundation.ids import LeadKey
+from foundation.ids import BucketId, LeadKey
 from foundation.parallel import Mapper, at_once, in_turn
 from merge_engine.embedded.derived_calls import FOUND
 from merge_engine.merging.batch import read_keys
@@ -84,17 +84,23 @@ class LookingUp:
     def lookup(self, call: Lookup) -> LookupAnswer:
         """Return the values of the keys."""
         plan = _Plan.of(call, self._requests.table(call))
-        return LookupAnswer.of([plan.values(batch) for batch in self.look_up(call, plan)])
+        found = self.look_up(call, call.keys, plan)
+        return LookupAnswer.of([plan.values(batch) for batch in found])
 
     def begin(self, call: LookupStream) -> "LookupExchange":
         """Begin an exchange of look-ups."""
         return LookupExchange(self, self._requests, self._admission, call)
 
-    def look_up(self, call: Lookup, plan: _Plan) -> list[pa.RecordBatch]:
+    def look_up(
+        self,
+        call: Lookup | LookupStream,
+        wanted: Mapping[BucketId, pa.RecordBatch],
+        plan: _Plan,
+    ) -> list[pa.RecordBatch]:
         """Return the keys and their values, a batch for each bucket."""
         session, hosting = self._requests.session, self._requests.hosting
-        keys = self._requests.keys(plan.table, call.buckets)
-        asked = sum(batch.num_rows for batch in call.keys.values())
+        keys = self._requests.keys(plan.table, wanted)
+        asked = sum(batch.num_rows for batch in wanted.values())
         if asked > self._lookup_max_keys:
             raise BatchTooLarge(
                 f"a look-up of {asked:,} keys; the limit is {self._lookup_max_keys:,} "
@@ -103,7 +109,7 @@ class LookingUp:
         session.check()
         of_buckets = [
             _Keys(key, hosting.get(key), read_keys(batch, plan.schema))
-            for key, batch in zip(keys, call.keys.values(), strict=True)
+            for key, batch in zip(keys, wanted.values(), strict=True)
         ]
         # Few keys are looked up before another thread would have begun to.
         mapper = in_turn if asked <= _FEW else self._map
@@ -121,7 +127,11 @@ class LookingUp:
         return found
 
     def _committed(
-        self, call: Lookup, plan: _Plan, of_buckets: Sequence["_Keys"], mapper: Mapper
+        self,
+        call: Lookup | LookupStream,
+        plan: _Plan,
+        of_buckets: Sequence["_Keys"],
+        mapper: Mapper,
     ) -> list[pa.RecordBatch]:
         """Look up at the cut of the call or, if it has none, at one that has all there is."""
 
@@ -186,6 +196,6 @@ class LookupExchange:
         if self._plan.table is not table:
             self._plan = _Plan.of(call, table)
         with self._admission.holding(keys.get_total_buffer_size()):
-            asked = call.lookup(keys, bytes(chunk.app_metadata or b""))
-            found = self._looking_up.look_up(asked, self._plan)
+            wanted = call.keys_of(keys, bytes(chunk.app_metadata or b""))
+            found = self._looking_up.look_up(call, wanted, self._plan)
         return self._plan.named(found[0] if len(found) == 1 else pa.concat_batches(found))

@@ -12,7 +12,7 @@ from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.protocol.calls import BucketsCall, TableCall
 from server.protocol.definitions import ClusterTable
-from server.protocol.reads import Lookup, Scan
+from server.protocol.reads import Lookup, LookupStream, Scan
 from server.tablet.confirming import Confirming
 from server.tablet.hosting import Hosting
 from server.tablet.kept_cuts import KeptCuts
@@ -80,7 +80,7 @@ class Requests:
         """Return the buckets of a call, as they are led here."""
         return [self.hosting.get(key) for key in self.keys(self.table(call), call.buckets)]
 
-    def cut(self, call: Lookup | Scan, table: ClusterTable) -> Cut | None:
+    def cut(self, call: Lookup | LookupStream | Scan, table: ClusterTable) -> Cut | None:
         """Return where a call's rows stand: at its cut, or at one of now; None: as they are."""
         if call.isolation is Isolation.LATEST:
             return None

@@ -284,6 +284,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
                 writer.write(GO_ON)
             received = self._receive(call, reader, load)
             self._session.check_connected()
+            seals = call.seals and call.writer is not None and not call.try_only
             order = sorted(range(len(keys)), key=lambda at: keys[at])
             parts = self._map(lambda at: self._part(call, table, keys[at], received[at]), order)
             results = put_led(
@@ -293,6 +294,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
                 owner=call.owner,
                 token=call.token,
                 try_only=call.try_only,
+                seals=seals,
             )
         if not call.try_only:
             self._complaints.over(_DISK_FULL)
@@ -301,7 +303,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             self._metrics.count("keys_changed", result.changed, table=table.name)
         self._metrics.count("bytes", load.received, table=table.name)
         answers = dict(zip(order, results, strict=True))
-        return PutAnswer(session=session, results=tuple(answers[at] for at in range(len(keys))))
+        in_order = tuple(answers[at] for at in range(len(keys)))
+        return PutAnswer(session=session, results=in_order, sealed=seals)
 
     def _receive(self, call: Put, reader: Any, load: Load) -> list[pa.Table]:
         """Read a put to its closing message; without one, nothing of it counts."""

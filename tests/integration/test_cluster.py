@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,12 +26,13 @@ from foundation.ids import BucketId, Token
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
 from recovery.leader.fenced_writers import Writer
-from recovery.writer.access import Grant, GrantedRows
+from recovery.writer.access import Answers, Grant, GrantedRows, Terms
 from recovery.writer.rows import Rows
 from server.client.cluster import Cluster, connect
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
 from server.launch.local_cluster import LocalCluster
+from server.protocol.puts import PutAnswer
 from tests.support.zookeeper_server import wait_until
 
 
@@ -353,6 +355,39 @@ def test_uncommitted_work_is_shown_to_latest_and_masked_from_committed(
     assert rows_of(table, isolation="committed") == rows_of(table) == {1: 11, 2: 2, 3: 3}
     with pytest.raises(SealedBatch):
         holder.put({1: 1}, batch=0)
+
+
+def test_a_batch_is_sealed_by_its_put_and_elsewhere_by_a_call(
+    create: Callable[..., RemoteTable], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a server does not know of that, it does not say so, and is asked, too."""
+    asked: list[set[BucketId]] = []
+    seal = RemoteAccess.seal
+
+    def seen(self: RemoteAccess, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
+        asked.append(set(terms))
+        return seal(self, writer, terms, batch)
+
+    monkeypatch.setattr(RemoteAccess, "seal", seen)
+    table = create()
+    one, many = rows({1: 1}), rows(dict.fromkeys(range(100), 1))
+    with table.writer(owner_id="me", columns=["orders"]) as writer:
+        writer.write(0, Rows(data=many))
+        assert asked == []
+        assert writer.offsets == table.end_offsets()
+        writer.write(1, Rows(data=one))
+        assert [len(terms) for terms in asked] == [3]
+        assert writer.offsets == table.end_offsets()
+        late = replace(writer._grant(0), owner="late")
+        with pytest.raises(SealedBatch):
+            writer.access.put(GrantedRows(late, Rows(data=many, columns=["orders"])))
+        read = PutAnswer.from_fields
+        monkeypatch.setattr(
+            PutAnswer, "from_fields", lambda said: replace(read(said), sealed=False)
+        )
+        writer.write(2, Rows(data=many))
+        assert asked[1:] == [set(table.bucket_ids())]
+    assert rows_of(table, isolation="committed") == {**dict.fromkeys(range(30), 2), 1: 3}
 
 
 def test_calls_for_another_term_are_the_callers_to_cure(

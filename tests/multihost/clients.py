@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from foundation.errors import TallybookError
+from recovery.reader.cut import Cut
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Cluster
@@ -118,21 +119,30 @@ def read_latest(shared: Shared, cluster: Cluster) -> None:
 
 
 def read_changes(shared: Shared, cluster: Cluster) -> None:
-    """Follow the changes from cut to cut: each leads to whole batches, and from what was before."""
+    """Follow the changes from cut to cut: each leads to whole batches, and from what was before.
+
+    It begins with the rows at a cut, as who is started again after hours does: to read all changes
+    up to then may take longer than anybody waits. The verdict reads them all.
+    """
     table, prefixes = cluster.table(TABLE), all_prefixes(shared)
     rows: dict[int, dict[str, Any]] = {}
-    reached = None
+    reached: Cut | None = None
 
     def one() -> None:
         nonlocal reached
         least = shared.acknowledged[OWN]
-        found = table.changes(reached, table.cut())
+        until = table.cut()
         changed = {key: dict(row) for key, row in rows.items()}
-        for wrong in apply_changes(changed, found.to_arrow().to_pylist()):
-            shared.say_wrong(f"changes: {wrong}")
+        if reached is None:
+            found = table.scan(COLUMNS, at=until).to_arrow().to_pylist()
+            changed = {row["k"]: row for row in found}
+        else:
+            records = table.changes(reached, until).to_arrow().to_pylist()
+            for wrong in apply_changes(changed, records):
+                shared.say_wrong(f"changes: {wrong}")
         check_prefixes(shared, "changes", prefixes, changed.values(), least)
         rows.update(changed)
-        reached = found.until
+        reached = until
 
     shared.wait_for_writer(OWN)
     for number in count():

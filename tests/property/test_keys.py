@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foundation.errors import InvalidKey, SchemaError
 from merge_engine.encoding.keys import KeyCodec
-from merge_engine.merging.hashing import bucket_of, spark_xxhash64
+from merge_engine.merging.hashing import bucket_of, bucket_of_few, spark_xxhash64
 from tests.property.strategies import arrays_of, key_types, plain
 from tests.support.examples import examples
 
@@ -129,6 +129,20 @@ def test_the_hash_is_xxh64_chained_over_the_columns(data: st.DataObject) -> None
     assert spark_xxhash64(many).view(np.uint64).tolist() == 20 * expected
     signed = hashes.tolist()
     assert bucket_of(columns, 7).tolist() == [hashed % 7 for hashed in signed]
+
+
+@quick
+@given(
+    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=40)), max_size=5),
+    st.integers(1, 1000),
+)
+def test_numbers_and_texts_go_to_the_same_bucket_without_arrow(
+    rows: list[tuple[int, str]], buckets: int
+) -> None:
+    numbers, texts = [row[0] for row in rows], [row[1] for row in rows]
+    arrays = [pa.array(numbers, pa.int64()), pa.array(texts, pa.string())]
+    assert bucket_of_few([numbers, texts], buckets) == bucket_of(arrays, buckets).tolist()
+    assert bucket_of_few([numbers], buckets) == bucket_of(arrays[:1], buckets).tolist()
 
 
 def test_a_null_key_is_refused() -> None:

@@ -22,6 +22,8 @@ class Proxy:
         self._mutex = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._accepting = True
+        self._ignoring = 0
+        self._ignored: list[socket.socket] = []
         self._passing = threading.Event()
         self._passing.set()
         self._losses: list[str] = []
@@ -38,6 +40,11 @@ class Proxy:
     def refuse(self) -> None:
         """Cut all connections, and let nobody through."""
         self._accepting = False
+        self._cut()
+
+    def ignore_next(self, clients: int) -> None:
+        """Cut all connections, and say nothing to the next clients that come."""
+        self._ignoring = clients
         self._cut()
 
     def hold(self) -> None:
@@ -62,6 +69,8 @@ class Proxy:
         self._cut()
         for thread in self._threads:
             thread.join()
+        for client in self._ignored:
+            client.close()
 
     def _cut(self) -> None:
         with self._mutex:
@@ -77,6 +86,10 @@ class Proxy:
                 return
             if not self._accepting:
                 client.close()
+                continue
+            if self._ignoring:
+                self._ignoring -= 1
+                self._ignored.append(client)
                 continue
             server = socket.create_connection(self._server)
             for end in (client, server):

@@ -351,17 +351,17 @@ def test_a_look_up_that_asks_for_states_is_read() -> None:
     assert call.only([B]).states == (3,)
 
 
-def test_a_message_of_an_exchange_is_a_look_up_in_the_buckets_that_it_names() -> None:
+def test_a_message_of_an_exchange_has_keys_of_the_buckets_that_it_names() -> None:
     stream = LookupStream(**LOCKED, columns=(2, 3), isolation=COMMITTED)
     keys = pa.record_batch({"k": [5, 6, 7]})
     shares = write_shares([(A, 1), (B, 2)])
     assert shares.hex() == "".join(f"{number:02x}{'00' * 7}" for number in (0, 0, 1, 0, 1, 2))
-    call = stream.lookup(keys, shares)
-    assert call == Lookup(**LOCKED, buckets=(A, B), columns=(2, 3), isolation=COMMITTED)
-    assert {key: batch.to_pydict() for key, batch in call.keys.items()} == {
+    asked = stream.keys_of(keys, shares)
+    assert {key: batch.to_pydict() for key, batch in asked.items()} == {
         A: {"k": [5]},
         B: {"k": [6, 7]},
     }
+    assert stream.keys_of(keys, write_shares([(B, 3)])) == {B: keys}
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_message_of_an_exchange_is_a_look_up_in_the_buckets_that_it_names() ->
 def test_a_message_whose_shares_do_not_add_up_is_refused(shares: bytes) -> None:
     stream = LookupStream(**LOCKED, columns=(2, 3), isolation=COMMITTED)
     with pytest.raises(BadRequest, match="a look-up"):
-        stream.lookup(pa.record_batch({"k": [5, 6, 7]}), shares)
+        stream.keys_of(pa.record_batch({"k": [5, 6, 7]}), shares)
 
 
 def test_shares_are_read_as_they_were_written() -> None:

@@ -9,6 +9,7 @@ from foundation.errors import (
     NotLeader,
     NotReady,
     OldEpoch,
+    Overflow,
     RecoveryOver,
     SealedBatch,
     WrongColumns,
@@ -58,6 +59,7 @@ def put(
     term: int | None = None,
     owner: str | None = None,
     column: str = "a",
+    seals: bool = False,
 ) -> BucketResult:
     """Add to a column of key 1; by default the writer's batch 0."""
     rows = read_batch(batch(k=[1], **{column: [amount]}), SUMS, BucketOptions())
@@ -70,6 +72,7 @@ def put(
         writer=writer,
         owner=owner or ("" if writer is None else writer.owner),
         token=token,
+        seals=seals,
     )
     return result
 
@@ -179,6 +182,26 @@ def test_a_sealed_batch_and_all_before_it_take_no_more(led: LedBucket) -> None:
         with pytest.raises(SealedBatch, match=f"batch {late} of `me` .* is sealed, with all up to"):
             put(led, 1, token=Token(1, late))
     put(led, 1, token=Token(1, 5))
+
+
+def test_a_put_that_is_all_of_its_batch_closes_it_and_is_still_answered(led: LedBucket) -> None:
+    get_ready(led)
+    first = put(led, 5, token=Token(1, 4), seals=True)
+    again = put(led, 100, token=Token(1, 4), seals=True)
+    assert again.repeated
+    assert again.end_offset == first.end_offset
+    with pytest.raises(SealedBatch):
+        put(led, 1, token=Token(1, 3))
+    put(led, 1, token=Token(1, 5))
+    assert rows_of(led.bucket) == {1: (6, None)}
+
+
+def test_a_put_that_is_refused_closes_nothing(led: LedBucket) -> None:
+    get_ready(led)
+    put(led, 2**62)
+    with pytest.raises(Overflow):
+        put(led, 2**62, token=Token(1, 4), seals=True)
+    put(led, 1, token=Token(1, 3))
 
 
 def test_own_batches_come_after_recovery_and_debts_before(led: LedBucket) -> None:

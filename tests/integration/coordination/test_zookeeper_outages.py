@@ -17,6 +17,7 @@ from locks.catalog.definitions import CatalogTable
 from locks.column_locks.column_lock import ColumnLock
 from locks.coordinator import Coordinator
 from locks.store.base import Check, Create
+from locks.store.child_process import last_lines
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from locks.store.zookeeper import ZooKeeperStore
 from tests.support.coordinators import DEFINITION, ENDS, LATER, ready
@@ -42,10 +43,27 @@ def test_clients_resume_within_their_deadline_when_the_server_comes_back(
         restart.start()
         try:
             lock.commit(0, LATER, [server.name])  # Waits, and goes on in the same session.
+        except SessionLost:
+            lines = last_lines(own_server.log_path)
+            pytest.fail(f"the session did not outlive the restart: ZooKeeper says\n{lines}")
         finally:
             restart.join()
         assert coordinator.locks.records(table)["a"].batch == 0
         assert coordinator.servers.all() == [server]
+
+
+def test_a_host_that_says_nothing_does_not_cost_the_session(
+    zookeeper: EmbeddedZooKeeper,
+) -> None:
+    """As a ZooKeeper does that is just starting, or one behind a cable that was pulled."""
+    with Proxy(zookeeper) as proxy:
+        path = chroot(zookeeper).removeprefix(zookeeper.address)
+        with session(proxy.address + path, session_timeout_s=5, deadline_s=30) as store:
+            store.transact([Create("/here", b"", ephemeral=True)])
+            proxy.ignore_next(2)
+            wait_until(lambda: not store.connected, "the connection to be cut")
+            store.sync()
+            assert store.read("/here") is not None, "it is the same session"
 
 
 @pytest.fixture
