@@ -198,8 +198,18 @@ BAD_PUTS: dict[str, Put] = {
         BadRequest,
         "0/2 of table 1 is none of",
     ),
-    "a negative bucket number": ({"buckets": [[0, -1, -1]]}, [], BadRequest, "0/-1 of table 1 is none of"),
-    "a negative partition": ({"buckets": [[-1, 0, -1]]}, [], BadRequest, "-1/0 of table 1 is none of"),
+    "a negative bucket number": (
+        {"buckets": [[0, -1, -1]]},
+        [],
+        BadRequest,
+        "0/-1 of table 1 is none of",
+    ),
+    "a negative partition": (
+        {"buckets": [[-1, 0, -1]]},
+        [],
+        BadRequest,
+        "-1/0 of table 1 is none of",
+    ),
     "an unknown partition": (
         {"buckets": [[9, 0, -1]]},
         [(GOOD, b"0"), closing(GOOD)],
