@@ -46,7 +46,7 @@ def cluster_command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return what makes a function a command.
 
-    `argument`: the address is the first argument, not an option, and this is its help.
+    `argument`: the address may be the first argument, too, and this is its help.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
