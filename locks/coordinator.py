@@ -6,19 +6,21 @@
 What is here besides needs more than one of the rooms.
 """
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from foundation.errors import UnknownTable
 from locks.catalog.definitions import CatalogTable, TableDefinition
 from locks.catalog.dropped_tables import DroppedTables, dropping
 from locks.catalog.partitions import PartitionCatalog
-from locks.catalog.tables import TableCatalog, create_if_missing
+from locks.catalog.tables import TableCatalog, create_if_missing, creating, encode_name
 from locks.cluster.leaders import Leaders
 from locks.cluster.servers import Servers
 from locks.column_locks.locks import ColumnLocks
 from locks.snapshots.leases import Leases
 from locks.snapshots.lists import SnapshotLists
-from locks.store.base import Check, CoordinationStore, Operation
+from locks.store.base import Check, CoordinationStore, Delete, Operation, Write
 from locks.store.paths import (
     ASIDE,
     DROPPED,
@@ -28,6 +30,7 @@ from locks.store.paths import (
     SNAPSHOTS,
     epoch_path,
     owner_path,
+    table_name_path,
 )
 from locks.store.retrying import retried
 
@@ -96,6 +99,46 @@ class Coordinator:
             if not force:
                 self.locks.check_none_live(table, held.owners)
             sent = True
-            self.store.transact(dropping(self.store, table, held))
+            found = dropping(self.store, table, held)
+            name = Delete(table_name_path(found.table.name), found.name)
+            self.store.transact([*found.operations, name])
 
         retried(self.store, self._deadline_s, attempt)
+
+    def truncate_table(
+        self,
+        table: CatalogTable,
+        anew: Callable[[TableDefinition], TableDefinition],
+        *,
+        force: bool = False,
+    ) -> CatalogTable:
+        """Drop a table and create another of its name in one transaction; return that.
+
+        `anew`: what the other one is, of what this one is. All that `drop_table` says holds for the
+        table that was: its locks are gone, its leases go on, its files are deleted in time.
+        """
+        stamp = uuid.uuid4().hex
+        sent: set[int] = set()
+
+        def attempt() -> CatalogTable:
+            try:
+                held = self.locks.read(table)
+            except UnknownTable:
+                # An earlier attempt may be why: then the table that it made is there.
+                for table_id in sent:
+                    with suppress(UnknownTable):
+                        made = self.tables.get_by_id(table_id)
+                        if self.tables.stamp_of(made) == stamp:
+                            return made
+                raise
+            if not force:
+                self.locks.check_none_live(table, held.owners)
+            found = dropping(self.store, table, held)
+            name, definition = found.table.name, anew(found.table.definition)
+            table_id, operations = creating(self.store, name, definition)
+            pointer = Write(table_name_path(name), encode_name(table_id, stamp), found.name)
+            sent.add(table_id)
+            self.store.transact([*found.operations, *operations, pointer])
+            return CatalogTable(name=name, table_id=table_id, version=0, definition=definition)
+
+        return retried(self.store, self._deadline_s, attempt)

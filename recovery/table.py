@@ -11,6 +11,7 @@ from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.embedded.derived_calls import Data
 from merge_engine.schema.schema import Schema
+from recovery.description import TableDescription
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from recovery.reader.table_changes import TableChanges
@@ -48,6 +49,9 @@ class AnyTable(Protocol):
     @property
     def schema(self) -> Schema:
         """The schema, as it is known here."""
+
+    def describe(self) -> TableDescription:
+        """Return what the table is, as it is now: columns and their functions, buckets, id."""
 
     # --- Writing --------------------------------------------------------------------------------
 

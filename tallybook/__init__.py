@@ -16,6 +16,7 @@ from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Column, Schema
+from recovery.description import TableDescription
 from recovery.embedded.table import Table
 from recovery.reader.cut import Cut
 from recovery.reader.table_changes import TableChanges
@@ -54,6 +55,7 @@ __all__ = [
     "SnapshotLease",
     "Table",
     "TableChanges",
+    "TableDescription",
     "TableScan",
     "TableWriter",
     "TallybookError",

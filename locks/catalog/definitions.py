@@ -11,6 +11,9 @@ from foundation.formats import Formats
 from locks.encoding.framing import Reader, RecordFormats, frame_document, read_framed
 
 UID = "uid"
+RENAMED = "table.name"
+"""An option of a table that was renamed: its name now. Its definition keeps the first one, by which
+its files are called."""
 EMBEDDED = "embedded"
 """An option of a table that is in one process, and in no cluster."""
 
@@ -60,13 +63,20 @@ class TableDefinition:
 class CatalogTable:
     """A table: a re-created one of the same name has another id.
 
-    `version` rises with every alteration.
+    `version` rises with every alteration. `first_name`: what a renamed table was called when it was
+    created; empty if it has that name.
     """
 
     name: str
     table_id: int
     version: int
     definition: TableDefinition
+    first_name: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """What its files are called by, whatever its name is."""
+        return self.first_name or self.name
 
     @property
     def uid(self) -> str:
@@ -85,7 +95,7 @@ def dropped_id(table_id: int) -> UnknownTable:
 
 
 def encode_table(name: str, definition: TableDefinition) -> bytes:
-    """Return a definition's bytes."""
+    """Return a definition's bytes; `name`: the first that the table had."""
     return frame_document(FORMATS.current, {"name": name, **asdict(definition)})
 
 
@@ -95,7 +105,14 @@ def decode_table(table_id: int, data: bytes, version: int) -> CatalogTable:
         name, definition = read_framed(FORMATS, data, f"the definition of table {table_id}")
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CorruptRecord(f"the definition of table {table_id} is damaged: {exc}") from exc
-    return CatalogTable(name=name, table_id=table_id, version=version, definition=definition)
+    now = definition.options.get(RENAMED, name)
+    return CatalogTable(
+        name=now,
+        table_id=table_id,
+        version=version,
+        definition=definition,
+        first_name="" if now == name else name,
+    )
 
 
 def _read_format_2(reader: Reader) -> tuple[str, TableDefinition]:

@@ -89,25 +89,39 @@ class DroppedTables:
         retried(self._store, self._deadline_s, attempt)
 
 
-def dropping(store: CoordinationStore, table: CatalogTable, held: LockSet) -> list[Operation]:
-    """Return what drops a table with its lock records, if all is still as it was read.
+@dataclass(frozen=True, kw_only=True)
+class Dropping:
+    """What drops a table with its lock records, but for its name, if all is still as it was read.
 
-    Conflict if it was dropped since the locks were read.
+    `table`: as it was read; `name`: the version of the node of its name.
     """
+
+    table: CatalogTable
+    name: int
+    operations: list[Operation]
+
+
+def dropping(store: CoordinationStore, table: CatalogTable, held: LockSet) -> Dropping:
+    """Return what drops a table. Conflict if it was dropped since the locks were read."""
     table_id = table.table_id
     definition = _present(store, table_path(table_id))
+    now = decode_table(table_id, definition.data, definition.version)
+    name = _present(store, table_name_path(now.name))
     listed = _present(store, partitions_path(table_id))
     partitions = decode_partitions(table_id, listed.data, listed.version)
     ids = sorted([*partitions.ids.values(), *partitions.dropped])
-    return [
-        *(Delete(owner_path(table_id, owner), lock.version) for owner, lock in held.owners.items()),
+    owners = [
+        Delete(owner_path(table_id, owner), lock.version) for owner, lock in held.owners.items()
+    ]
+    operations: list[Operation] = [
+        *owners,
         Delete(owners_path(table_id)),
         Delete(epoch_path(table_id), held.epoch_version),
         Delete(partitions_path(table_id), listed.version),
         Delete(table_path(table_id), definition.version),
-        Delete(table_name_path(table.name)),
         Create(dropped_path(table_id), encode_dropped(definition.data, ids)),
     ]
+    return Dropping(table=now, name=name.version, operations=operations)
 
 
 def _present(store: CoordinationStore, path: str) -> Node:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from foundation.errors import CorruptRecord, TableAltered, TableExists, UnknownOutcome, UnknownTable
 from foundation.formats import Formats
 from locks.catalog.definitions import (
+    RENAMED,
     CatalogTable,
     TableDefinition,
     decode_table,
@@ -29,7 +30,15 @@ from locks.encoding.framing import (
     read_framed,
 )
 from locks.encoding.integers import encode_one
-from locks.store.base import CoordinationStore, Create, Operation, Write, numbered_children
+from locks.store.base import (
+    Conflict,
+    CoordinationStore,
+    Create,
+    Delete,
+    Operation,
+    Write,
+    numbered_children,
+)
 from locks.store.paths import (
     IDS,
     NEXT_TABLE_ID,
@@ -63,19 +72,8 @@ class TableCatalog:
                 if table is not None and stamped == stamp:
                     return table
                 raise TableExists(f"there is a table {name} already")
-            counter = self._store.read(NEXT_TABLE_ID)
-            assert counter is not None
-            table_id = read_counter(NEXT_TABLE_ID, counter.data)
-            self._store.transact(
-                [
-                    Write(NEXT_TABLE_ID, frame_counter(table_id + 1), counter.version),
-                    Create(name_path, encode_name(table_id, stamp)),
-                    Create(table_path(table_id), encode_table(name, definition)),
-                    Create(epoch_path(table_id), frame_counter(0)),
-                    Create(owners_path(table_id), b""),
-                    Create(partitions_path(table_id), encode_partitions(Partitions())),
-                ]
-            )
+            table_id, operations = creating(self._store, name, definition)
+            self._store.transact([*operations, Create(name_path, encode_name(table_id, stamp))])
             return CatalogTable(name=name, table_id=table_id, version=0, definition=definition)
 
         return retried(self._store, self._deadline_s, attempt)
@@ -99,6 +97,14 @@ class TableCatalog:
         if node is None:
             raise dropped_id(table_id)
         return decode_table(table_id, node.data, node.version)
+
+    def stamp_of(self, table: CatalogTable) -> str | None:
+        """Return the stamp of the table's creation; None if its name is not its own any more."""
+        pointer = self._store.read(table_name_path(table.name))
+        if pointer is None:
+            return None
+        table_id, stamp = decode_name(table.name, pointer.data)
+        return stamp if table_id == table.table_id else None
 
     def names(self) -> list[str]:
         """Return the names of all tables."""
@@ -143,13 +149,52 @@ class TableCatalog:
                     f"table {table.name} was altered meanwhile (version {now.version}, not "
                     f"{table.version}); look at it again"
                 )
-            write = Write(path, encode_table(table.name, definition), table.version)
+            write = Write(path, encode_table(table.file_name, definition), table.version)
             try:
                 self._store.transact([write, *conditions()])
             except UnknownOutcome:
                 in_doubt = True
                 raise
             return replace(table, version=table.version + 1, definition=definition)
+
+        return retried(self._store, self._deadline_s, attempt)
+
+    def rename(self, table: CatalogTable, new: str) -> CatalogTable:
+        """Give the table another name, in one transaction; its id, its files and its locks stay.
+
+        TableExists if another table has that name; TableAltered if this one was renamed meanwhile.
+        """
+        new_path = table_name_path(new)
+        path = table_path(table.table_id)
+
+        def attempt() -> CatalogTable:
+            node = self._store.read(path)
+            if node is None:
+                raise dropped(table)
+            now = decode_table(table.table_id, node.data, node.version)
+            if now.name == new:  # An earlier attempt took effect, or there is nothing to do.
+                return now
+            if now.name != table.name:
+                raise TableAltered(f"table {table.name} was renamed meanwhile: it is {now.name}")
+            if self._store.read(new_path) is not None:
+                raise TableExists(f"there is a table {new} already")
+            old_path = table_name_path(now.name)
+            pointer = self._store.read(old_path)
+            if pointer is None:
+                raise Conflict(old_path)
+            options = {**now.definition.options, RENAMED: new}
+            if new == now.file_name:
+                del options[RENAMED]
+            definition = replace(now.definition, options=options)
+            written = encode_table(now.file_name, definition)
+            self._store.transact(
+                [
+                    Write(path, written, node.version),
+                    Delete(old_path, pointer.version),
+                    Create(new_path, pointer.data),  # With its stamp, by which a creator knows it.
+                ]
+            )
+            return decode_table(table.table_id, written, node.version + 1)
 
         return retried(self._store, self._deadline_s, attempt)
 
@@ -165,7 +210,10 @@ class TableCatalog:
             table_id, _ = decode_name(name, pointer.data)
             node = self._store.read(table_path(table_id))
             if node is not None:
-                return decode_table(table_id, node.data, node.version)
+                table = decode_table(table_id, node.data, node.version)
+                if table.name == name:
+                    return table
+                continue  # Renamed in between: then the name is not its own any more, either.
             if table_id == missing:  # Name and table go together: it is not there, and never was.
                 raise CorruptRecord(f"{table_name_path(name)} names table {table_id}, which is not")
             missing = table_id
@@ -180,6 +228,22 @@ def _took_effect(before: CatalogTable, definition: TableDefinition, now: Catalog
     since = (*now.definition.former, now.definition.schema)
     later = since[len(before.definition.former) + 1 :]
     return definition == now.definition or definition.schema in later
+
+
+def creating(
+    store: CoordinationStore, name: str, definition: TableDefinition
+) -> tuple[int, list[Operation]]:
+    """Return the id of a new table, and what creates it, but for the node of its name."""
+    counter = store.read(NEXT_TABLE_ID)
+    assert counter is not None
+    table_id = read_counter(NEXT_TABLE_ID, counter.data)
+    return table_id, [
+        Write(NEXT_TABLE_ID, frame_counter(table_id + 1), counter.version),
+        Create(table_path(table_id), encode_table(name, definition)),
+        Create(epoch_path(table_id), frame_counter(0)),
+        Create(owners_path(table_id), b""),
+        Create(partitions_path(table_id), encode_partitions(Partitions())),
+    ]
 
 
 def encode_name(table_id: int, stamp: str) -> bytes:

@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from typing import Any
 
 import pyarrow as pa
@@ -196,9 +197,7 @@ class Schema:
 
     def __str__(self) -> str:
         """Return one line per column: name, type, and its role or its function."""
-        rows = [
-            (column.name, type_name(column.type), self._role(column)) for column in self.columns
-        ]
+        rows = self.rows()
         name_width = max(len(name) for name, _, _ in rows)
         type_width = max(len(shown_type) for _, shown_type, _ in rows)
         lines = [
@@ -206,6 +205,20 @@ class Schema:
             for name, shown_type, role in rows
         ]
         return "\n".join([f"version {self.version}", *lines])
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return of each column its name, its type, and its role or its function, as text."""
+        return [
+            (column.name, type_name(column.type), self._role(column)) for column in self.columns
+        ]
+
+    def __repr__(self) -> str:
+        return f"<Schema {self!s}>"
+
+    def _repr_html_(self) -> str:
+        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in self.rows()]
+        head = "<tr><th>column</th><th>type</th><th>role or function</th></tr>"
+        return f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
     def _role(self, column: Column) -> str:
         if column.function is None:

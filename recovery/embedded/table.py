@@ -26,6 +26,7 @@ from merge_engine.embedded.table import EmbeddedTable, KeysThere, Look
 from merge_engine.schema.schema import Column
 from merge_engine.storage.objects import ObjectStorage
 from merge_engine.storage.scratch import Scratch
+from recovery.description import TableDescription
 from recovery.embedded.access import EmbeddedAccess
 from recovery.embedded.local_locks import LocalLocks
 from recovery.embedded.place import EmbeddedPlace
@@ -82,6 +83,23 @@ class Table(EmbeddedTable, Standing):
             mapper=self._buckets.map_exclusive,
         )
         return TableWriter(access, owner_id, columns, **settings)
+
+    def describe(self) -> TableDescription:
+        """Return what the table is, as it is now. Its locks are there for those who want them."""
+        schema = self.schema
+        return TableDescription(
+            name=self.name,
+            table_id=self.table_id,
+            schema=schema,
+            buckets=self._catalog.buckets,
+            partitions=len(self._catalog.partitions) if schema.partition_by else None,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name} (id {self.table_id}), {self._catalog.buckets} buckets>"
+
+    def _repr_html_(self) -> str:
+        return self.describe()._repr_html_()
 
     # --- Reading --------------------------------------------------------------------------------
 

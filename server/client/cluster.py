@@ -7,12 +7,14 @@ orders.lookup({"customer_id": [7]})
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foundation.allocator import keep_freed_memory
-from foundation.errors import ServerUnavailable
+from foundation.errors import ServerUnavailable, TableExists, UnknownTable
+from locks.catalog.definitions import CatalogTable, TableDefinition
 from locks.cluster.presence import await_cluster
 from locks.coordinator import Coordinator
 from locks.encoding.framing import read_text
@@ -21,6 +23,7 @@ from locks.store.paths import STORAGE
 from locks.store.zookeeper import ZooKeeperStore
 from merge_engine.schema.schema import Schema
 from merge_engine.storage.objects import ObjectStorage, open_storage
+from recovery.description import TableDescription, differences
 from recovery.writer.table_writer import TableWriter
 from server.client.asking import Result, ask
 from server.client.connections import Broken, Connections, ServerCredentials
@@ -31,6 +34,7 @@ from server.protocol.calls import Status
 from server.protocol.definitions import ClusterTable, define
 
 PATIENCE_S = 5.0
+_ATTEMPTS = 5
 
 
 def connect(
@@ -159,14 +163,23 @@ class Cluster:
         buckets: int = 4,
         column_locks: bool = True,
         options: Mapping[str, str] | None = None,
+        if_not_exists: bool = False,
     ) -> RemoteTable:
         """Create a table. The number of buckets never changes.
 
         Without column locks anybody writes any column at any time, and nothing can be undone for
-        an owner but by its own hand: at least once, not exactly once.
+        an owner but by its own hand: at least once, not exactly once. `if_not_exists`: where there
+        is one of this name, return that; TableExists if it is another than was asked for.
         """
         definition = define(schema, buckets, column_locks=column_locks, options=options or {})
-        return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
+        if not if_not_exists:
+            return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
+        for _ in range(_ATTEMPTS):
+            with suppress(TableExists):
+                return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
+            with suppress(UnknownTable):  # Dropped in between.
+                return _as_wanted(self.table(name), definition)
+        raise TableExists(f"table {name} is created and dropped again and again by others")
 
     def table(self, name: str) -> RemoteTable:
         """Return the table of this name."""
@@ -196,6 +209,26 @@ class Cluster:
         remote = self.table(table) if isinstance(table, str) else table
         return TableWriter(RemoteAccess(self, remote), owner_id, columns, **settings)
 
+    def tables(self) -> list[TableDescription]:
+        """Return what all tables are, by name."""
+
+        def describe(there: Coordinator) -> list[TableDescription]:
+            found = []
+            for table in map(ClusterTable, there.tables.all()):
+                partitions = None
+                with suppress(UnknownTable):  # Dropped since it was listed.
+                    if table.schema.partition_by:
+                        partitions = len(there.partitions.ids(table.table))
+                    found.append(table.describe(partitions))
+            return sorted(found, key=lambda one: one.name)
+
+        return self._ask(describe)
+
+    def rename_table(self, old: str, new: str) -> RemoteTable:
+        """Give a table another name. Whoever has it open goes on: by its id, as its locks do."""
+        table = self._ask(lambda there: there.tables.get(old))
+        return self._remote(ClusterTable(self.coordinator.tables.rename(table, new)))
+
     def list_tables(self) -> list[str]:
         """Return the names of all tables."""
         return self._ask(lambda there: there.tables.names())
@@ -216,6 +249,9 @@ class Cluster:
             self._closed = True
             self._store.close()
 
+    def __repr__(self) -> str:
+        return f"<Cluster at {self.address}{', closed' if self._closed else ''}>"
+
     def __enter__(self) -> "Cluster":
         return self
 
@@ -235,6 +271,18 @@ class Cluster:
         except Broken as exc:
             return {"address": address, "error": str(exc)}
         return dict(answer.status)
+
+
+def _as_wanted(table: RemoteTable, definition: TableDefinition) -> RemoteTable:
+    """Return the table if it is what was asked for; TableExists, which says how it differs."""
+    asked = CatalogTable(name=table.name, table_id=0, version=0, definition=definition)
+    found = differences(table.definition.describe(), ClusterTable(asked).describe())
+    if found:
+        raise TableExists(
+            f"there is a table {table.name} already, and it is another than was asked for: "
+            + "; ".join(found)
+        )
+    return table
 
 
 def _read_storage(coordinator: Coordinator) -> Node | None:

@@ -20,6 +20,7 @@ from merge_engine.bucket.undo import UndoRange
 from merge_engine.embedded.derived_calls import Data, DerivedCalls
 from merge_engine.merging.routing import partition_key, partition_rows
 from merge_engine.schema.schema import Schema
+from recovery.description import TableDescription
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from recovery.reader.standing import Standing
@@ -42,7 +43,7 @@ from server.client.table_caller import ClusterConnection, TableCaller
 from server.client.undoing import undo_all
 from server.client.uploads import progress_of
 from server.protocol.calls import TakeSnapshots
-from server.protocol.definitions import ClusterTable, evolved
+from server.protocol.definitions import ClusterTable, emptied, evolved
 from server.protocol.puts import PutProgress
 from server.protocol.reads import ReadChangelog
 
@@ -85,6 +86,28 @@ class RemoteTable(DerivedCalls, Standing):
     def definition(self) -> ClusterTable:
         """The table as the coordinator defines it, as this client last saw it."""
         return self.caller.table
+
+    def describe(self) -> TableDescription:
+        """Return what the table is, as it is now."""
+        self.refresh()
+        partitioned = bool(self.schema.partition_by)
+        return self.definition.describe(self.partitions().num_rows if partitioned else None)
+
+    def __repr__(self) -> str:
+        return f"<RemoteTable {self.name} (id {self.table_id}), {self.buckets} buckets>"
+
+    def _repr_html_(self) -> str:
+        return self.definition.describe()._repr_html_()
+
+    def truncate(self, *, force: bool = False) -> None:
+        """Empty the table: another one takes its name and definition, in one transaction.
+
+        From then on this is that one, with another id; who has the former one open is told that it
+        was dropped. So is a writer: its lock went with the table. LockHeld while there is a live
+        one, unless forced. Leases go on, and the files are deleted in time, as after a drop.
+        """
+        made = self._cluster.coordinator.truncate_table(self.definition.table, emptied, force=force)
+        self.caller = TableCaller(self._cluster, ClusterTable(made))
 
     def refresh(self) -> None:
         """Look again at the definition: others may have altered it."""

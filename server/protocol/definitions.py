@@ -5,6 +5,7 @@ The `options` of a definition:
     uid                         names the table's logs and views: never used again, even when
                                 ZooKeeper is set up anew and counts its tables from 1
     table.column-lock.enabled   "true" unless the table was created without column locks
+    table.name                  the name of a table that was renamed
 """
 
 import uuid
@@ -14,9 +15,10 @@ from functools import cached_property
 
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId
-from locks.catalog.definitions import CatalogTable, TableDefinition
+from locks.catalog.definitions import RENAMED, CatalogTable, TableDefinition
 from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.schema import Schema
+from recovery.description import TableDescription
 from recovery.reader.cut import Cut
 
 LOCKED = "table.column-lock.enabled"
@@ -24,12 +26,22 @@ UID = "uid"
 # Where a bucket's KV snapshots are, below its log.
 SNAPSHOTS = "snapshots"
 MOST_BUCKETS = 1 << 20
+_OURS = (UID, LOCKED, RENAMED)
 
 
 def define(
     schema: Schema, buckets: int, *, column_locks: bool, options: Mapping[str, str]
 ) -> TableDefinition:
     """Return the definition of a new table."""
+    if not isinstance(schema, Schema):
+        raise InvalidInput(f"a table is created with a Schema, not {schema!r}")
+    if type(buckets) is not int:
+        raise InvalidInput(f"the number of buckets is a whole number, not {buckets!r}")
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(f"options are texts by their names, not {name!r}: {value!r}")
+        if name in _OURS:
+            raise InvalidInput(f"option {name} is not for callers to set")
     if not 1 <= buckets <= MOST_BUCKETS:
         raise InvalidInput(f"a table has 1 to {MOST_BUCKETS:,} buckets, not {buckets}")
     return TableDefinition(
@@ -50,6 +62,13 @@ def evolved(definition: TableDefinition, schema: Schema) -> TableDefinition:
         columns=_value_columns(schema),
         key_columns=tuple(column.name for column in schema.key_columns),
     )
+
+
+def emptied(definition: TableDefinition) -> TableDefinition:
+    """Return the definition of the table that comes in the place of this one, with no rows."""
+    options = {**definition.options, UID: uuid.uuid4().hex}
+    options.pop(RENAMED, None)
+    return replace(definition, options=options)
 
 
 def _value_columns(schema: Schema) -> dict[str, int]:
@@ -100,7 +119,20 @@ class ClusterTable:
 
     def path(self, key: BucketId) -> str:
         """Return where a bucket's log is below the cluster's storage, and its view on a server."""
-        return f"{self.name}-{self.uid}/{key}"
+        return f"{self.table.file_name}-{self.uid}/{key}"
+
+    def describe(self, partitions: int | None = None) -> TableDescription:
+        """Return what this table is; `partitions`: how many it has."""
+        options = self.table.definition.options
+        return TableDescription(
+            name=self.name,
+            table_id=self.table_id,
+            schema=self.schema,
+            buckets=self.buckets,
+            partitions=partitions,
+            column_locks=self.locked,
+            options={name: value for name, value in options.items() if name not in _OURS},
+        )
 
     def check_cut(self, cut: Cut) -> Cut:
         """Return a cut of this table; InvalidInput if it is of another one."""

@@ -4,13 +4,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from foundation.errors import Fenced, RewoundBatch, Unavailable, UnknownOutcome
+from foundation.errors import (
+    Fenced,
+    RewoundBatch,
+    Unavailable,
+    UnknownOutcome,
+)
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.column_lock import ColumnLock
 from locks.coordinator import Coordinator
 from locks.store.base import Operation
 from locks.store.memory import MemoryCoordination, MemoryStore
-from tests.support.coordinators import LATER, ready
+from tests.support.coordinators import DEFINITION, LATER, ready
 
 
 class Unanswering(MemoryStore):
@@ -99,3 +104,33 @@ def test_an_acquire_without_an_answer_is_harmless_and_may_be_repeated(
             coordinator.locks.acquire(table, "etl-1", ["orders"])
     store.applies = None
     ready(coordinator, table, "etl-1", "orders").release()
+
+
+class LosesOneAnswer(MemoryStore):
+    """Loses the answer to the next transaction, which it applies, or does not, as it is told."""
+
+    applies: bool | None = None
+
+    def transact(self, operations: Sequence[Operation]) -> None:
+        applies, self.applies = self.applies, None
+        if applies is not False:
+            super().transact(operations)
+        if applies is not None:
+            raise UnknownOutcome("no answer")
+
+
+@pytest.mark.parametrize("applies", [True, False])
+def test_a_rename_and_a_truncation_whose_answer_is_lost_take_effect_once(applies: bool) -> None:
+    memory = MemoryCoordination()
+    store = LosesOneAnswer(memory, memory.connect().session)
+    coordinator = Coordinator(store)
+    table = coordinator.tables.create("t", DEFINITION)
+    store.applies = applies
+    renamed = coordinator.tables.rename(table, "other")
+    assert (renamed.name, renamed.table_id) == ("other", table.table_id)
+    assert coordinator.tables.get("other") == renamed
+    store.applies = applies
+    emptied = coordinator.truncate_table(renamed, lambda definition: definition)
+    assert coordinator.tables.names() == ["other"]
+    assert coordinator.tables.all() == [coordinator.tables.get("other")] == [emptied]
+    assert [one.table.table_id for one in coordinator.dropped.all()] == [table.table_id]
