@@ -136,6 +136,8 @@ def snapshots(
                 for one in documents
             ],
         )
+    elif not lists:
+        print_line(f"table {table} has no partition yet, and so no bucket")
     without = [str(bucket) for bucket, listed in sorted(lists.items()) if not listed]
     if without:
         print_line(f"no snapshot yet of {counted(len(without), 'bucket')}: {', '.join(without)}")

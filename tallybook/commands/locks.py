@@ -44,7 +44,7 @@ def list_locks(
     reach: Reach,
     *,
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="of this table only")
+        str | None, typer.Argument(metavar="TABLE", help="of this table only", show_default=False)
     ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="with former owners, which hold nothing")

@@ -42,24 +42,29 @@ Isolation: TypeAlias = Annotated[
 
 
 def cluster_command(
-    app: typer.Typer, name: str, *, deadline_s: float = 10.0, argument: str | None = None
+    app: typer.Typer,
+    name: str,
+    *,
+    deadline_s: float = 10.0,
+    argument: str | None = None,
+    required: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return what makes a function a command.
 
-    `argument`: the address may be the first argument, too, and this is its help.
+    `argument`: the address may be the first argument as well, and this is its help. `required`: it
+    has to be that, as an address that is not ZooKeeper's is found nowhere else.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        options = _reach_options(deadline_s, argument)
+        options = _reach_options(deadline_s, argument, required=required)
 
         @functools.wraps(function)
         def run(context: typer.Context, **given: Any) -> None:
-            how = "--zookeeper" if argument is None else "the first argument"
             with told(context.command_path):
                 reach = find_reach(
-                    given.pop("zookeeper"),
-                    how=how,
+                    _address(given.pop("address", None), given.pop("zookeeper", None)),
+                    how="--zookeeper",
                     token_file=given.pop("token_file"),
                     tls_root=given.pop("tls_root"),
                     deadline_s=given.pop("deadline"),
@@ -75,6 +80,12 @@ def cluster_command(
         return function
 
     return register
+
+
+def _address(argument: str | None, option: str | None) -> str | None:
+    if argument and option and argument != option:
+        raise typer.BadParameter(f"which one: {argument}, or --zookeeper {option}?")
+    return argument or option
 
 
 @contextmanager
@@ -113,19 +124,25 @@ def telling(logger: str) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _reach_options(deadline_s: float, argument: str | None) -> list[inspect.Parameter]:
+def _reach_options(
+    deadline_s: float, argument: str | None, *, required: bool
+) -> list[inspect.Parameter]:
+    first: Any = typer.Argument(metavar="ADDRESS", help=argument, show_default=False)
     where: Any = typer.Option(
         "--zookeeper", metavar="ADDRESS", help=ADDRESS, rich_help_panel=_PANEL
     )
-    if argument is not None:
-        where = typer.Argument(metavar="[ADDRESS]", help=argument, show_default=False)
+    addresses = [_parameter("zookeeper", Annotated[str | None, where], None)]
+    if required:
+        addresses = [_parameter("address", Annotated[str, first], inspect.Parameter.empty)]
+    elif argument is not None:
+        addresses.append(_parameter("address", Annotated[str | None, first], None))
     token = typer.Option(help=f"or the variable {TOKEN_VARIABLE}", rich_help_panel=_PANEL)
     tls = typer.Option(help="whom to trust, for servers with TLS", rich_help_panel=_PANEL)
     deadline = typer.Option(
         help="how many seconds to wait for an answer", callback=_seconds, rich_help_panel=_PANEL
     )
     return [
-        _parameter("zookeeper", Annotated[str | None, where], None),
+        *addresses,
         _parameter("token_file", Annotated[Path | None, token], None),
         _parameter("tls_root", Annotated[Path | None, tls], None),
         _parameter("deadline", Annotated[float, deadline], deadline_s),

@@ -67,7 +67,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("serve", help=_SERVE, epilog=SECRETS + _ON_SPARK_NOTES)(serve)
     app.command("local")(local)
     where = "the server's, host:port, as `tallybook status` shows it"
-    cluster_command(app, "drain", deadline_s=120.0, argument=where)(drain)
+    cluster_command(app, "drain", deadline_s=120.0, argument=where, required=True)(drain)
     cluster_command(app, "page", deadline_s=10.0)(page)
 
 

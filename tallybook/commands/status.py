@@ -44,9 +44,11 @@ def status(
         print_json({**_document(seen, servers), "problems": problems})
     else:
         print_table(_HEAD, status_rows(servers))
+        print()
         if seen["tables"]:
-            print()
             print_table(_TABLES, [_table_cells(table) for table in seen["tables"]])
+        else:
+            print_line("there are no tables yet; `tallybook create` makes one")
         for problem in problems:
             print_line(f"! {problem}", "red")
     if problems:

@@ -1,16 +1,14 @@
-"""`tallybook tables`, `describe`, `create`, `alter` and `drop`."""
+"""`tallybook tables`, `describe`, `create`, `alter`, `rename`, `truncate` and `drop`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from foundation.errors import InvalidInput, UnknownTable
-from merge_engine.schema.types import type_name
-from server.client.cluster import Cluster
-from server.client.remote_table import RemoteTable
+from foundation.errors import InvalidInput
+from recovery.description import TableDescription
 from tallybook.commands.definition_files import read_definition
-from tallybook.commands.output import confirm, print_json, print_line, print_table
+from tallybook.commands.output import confirm, counted, print_json, print_line, print_table
 from tallybook.commands.reaching import Json, TableName, Yes, cluster_command, connected
 from tallybook.connecting import Reach
 
@@ -26,13 +24,15 @@ def add_commands(app: typer.Typer) -> None:
     cluster_command(app, "describe")(describe)
     cluster_command(app, "create")(create)
     cluster_command(app, "alter")(alter)
+    cluster_command(app, "rename")(rename)
+    cluster_command(app, "truncate")(truncate)
     cluster_command(app, "drop")(drop)
 
 
 def tables(reach: Reach, json: Json = False) -> None:
     """List the tables of a cluster."""
     with connected(reach) as cluster:
-        found = [table_document(table) for table in _all(cluster)]
+        found = [table_document(table) for table in cluster.tables()]
     if json:
         print_json(found)
     elif not found:
@@ -44,23 +44,12 @@ def tables(reach: Reach, json: Json = False) -> None:
 def describe(reach: Reach, table: TableName, json: Json = False) -> None:
     """Show what a table is: its columns, how each of them merges, its buckets and partitions."""
     with connected(reach) as cluster:
-        found = cluster.table(table)
-        document = table_document(found)
-        document["buckets_in_all"] = len(found.bucket_ids())
+        described = cluster.table(table).describe()
     if json:
-        print_json(document)
+        print_json(table_document(described))
         return
-    columns = document["columns"]
-    print_table(
-        ("COLUMN", "TYPE", "ROLE"), [(one["name"], one["type"], one["role"]) for one in columns]
-    )
-    locks = "column locks" if document["column_locks"] else "no column locks"
-    print_line(
-        f"table {document['name']} (id {document['id']}), schema version {document['version']}, "
-        f"{document['buckets']} buckets"
-        + (" per partition" if document["partitioned_by"] else "")
-        + f", {document['buckets_in_all']} in all, {locks}"
-    )
+    print_table(("COLUMN", "TYPE", "ROLE"), described.schema.rows())
+    print_line(str(described).splitlines()[0])
 
 
 def create(
@@ -72,7 +61,7 @@ def create(
         int | None, typer.Option(min=1, help="4, unless the file says; never changes")
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="a table of this name is no error")
+        bool, typer.Option("--if-not-exists", help="one that is there, and is like it, is no error")
     ] = False,
 ) -> None:
     """Create a table as a file describes it: JSON, or DDL as Flink and Spark users write it."""
@@ -82,13 +71,12 @@ def create(
         raise InvalidInput(f"{file} has no name for the table: say --name")
     settings: dict[str, Any] = {"buckets": buckets or described.buckets}
     settings |= {"column_locks": described.column_locks, "options": dict(described.options) or None}
+    settings["if_not_exists"] = if_not_exists or described.if_not_exists
     given = {key: value for key, value in settings.items() if value is not None}
     with connected(reach) as cluster:
-        if (if_not_exists or described.if_not_exists) and wanted in cluster.list_tables():
-            print_line(f"table {wanted} is there already")
-            return
         made = cluster.create_table(wanted, described.schema, **given)
-        print_line(f"table {made.name} (id {made.table_id}) has {made.buckets} buckets")
+        has = counted(made.buckets, "bucket")
+        print_line(f"table {made.name} (id {made.table_id}) is there, with {has}")
 
 
 def alter(
@@ -135,6 +123,30 @@ def alter(
             print_line(f"column {old} of table {table} is called {new}")
 
 
+def rename(
+    reach: Reach,
+    *,
+    table: TableName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="the new one", show_default=False)],
+) -> None:
+    """Give a table another name. Jobs that have it open go on."""
+    with connected(reach) as cluster:
+        renamed = cluster.rename_table(table, name)
+        print_line(f"table {table} (id {renamed.table_id}) is called {renamed.name}")
+
+
+def truncate(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:
+    """Empty a table; refused while a column lock is live.
+
+    Owners are forgotten, too: a job that goes on where it was begins to count anew.
+    """
+    with connected(reach) as cluster:
+        found = cluster.table(table)
+        confirm(f"Delete all rows of table {table}?", yes=yes)
+        found.truncate(force=force)
+        print_line(f"table {table} is empty, and has id {found.table_id} now")
+
+
 def drop(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:
     """Drop a table with its data; refused while a column lock is live."""
     with connected(reach) as cluster:
@@ -144,42 +156,24 @@ def drop(reach: Reach, table: TableName, force: Force = False, yes: Yes = False)
         print_line(f"table {table} is dropped")
 
 
-def table_document(table: RemoteTable) -> dict[str, Any]:
+def table_document(table: TableDescription) -> dict[str, Any]:
     """Return what a table is, as JSON has it."""
     schema = table.schema
-    keys = [column.name for column in schema.key_columns]
-    parts = [column.name for column in schema.partition_columns]
     return {
         "name": table.name,
         "id": table.table_id,
         "version": schema.version,
         "columns": [
-            {
-                "name": column.name,
-                "type": type_name(column.type),
-                "role": column.function.name
-                if column.function is not None
-                else "partition, key"
-                if column.name in parts
-                else "key",
-            }
-            for column in schema.columns
+            {"name": name, "type": data_type, "role": role}
+            for name, data_type, role in schema.rows()
         ],
-        "primary_key": keys,
-        "partitioned_by": parts,
+        "primary_key": [column.name for column in schema.key_columns],
+        "partitioned_by": [column.name for column in schema.partition_columns],
         "buckets": table.buckets,
-        "column_locks": table.definition.locked,
+        "partitions": table.partitions,
+        "column_locks": table.column_locks,
+        "options": dict(table.options),
     }
-
-
-def _all(cluster: Cluster) -> list[RemoteTable]:
-    found = []
-    for name in cluster.list_tables():
-        try:
-            found.append(cluster.table(name))
-        except UnknownTable:  # Dropped meanwhile.
-            continue
-    return found
 
 
 def _cells(table: dict[str, Any]) -> tuple[str, ...]:
