@@ -163,11 +163,12 @@ def _lock(
     return {
         "owner": lock.owner,
         "query": record.query_id,
+        "query_name": record.query_name,
         "columns": table.definition.column_names(record.columns),
-        "state": state_of(lock),
+        "state": state_of(lock, uncommitted=bool(uncommitted)),
         "epoch": record.epoch,
         "batch": record.batch,
-        "changed_s": _seconds(now_ms - (lock.expires_ms - record.ttl_ms)),
+        "changed_s": _seconds(now_ms - lock.written_ms),
         "expires_in_s": _seconds(lock.expires_ms - now_ms) if record.held else None,
         "debts": len(record.debts),
         "prepared": record.prepared is not None,
@@ -176,13 +177,14 @@ def _lock(
     }
 
 
-def state_of(lock: LockInfo) -> str:
-    """Return the state of a lock in a word or two."""
+def state_of(lock: LockInfo, *, uncommitted: bool = False) -> str:
+    """Return the state of a lock in a word or two; `uncommitted`: servers know of such changes."""
     record = lock.record
     if not record.held:
         return "released"
     if not lock.live:
-        return "expired with debts" if record.debts or record.prepared is not None else "expired"
+        owes = bool(record.debts) or record.prepared is not None or uncommitted
+        return "expired with debts" if owes else "expired"
     return "ready" if record.ready else "recovering"
 
 

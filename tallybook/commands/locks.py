@@ -22,7 +22,17 @@ OwnerName = Annotated[
     str,
     typer.Argument(metavar="OWNER", help="as `tallybook locks list` shows it", show_default=False),
 ]
-_HEAD = ("TABLE", "OWNER", "QUERY", "COLUMNS", "STATE", "LAST BATCH", "LAST SIGN", "EXPIRES")
+_HEAD = (
+    "TABLE",
+    "OWNER",
+    "QUERY",
+    "COLUMNS",
+    "STATE",
+    "HELD SINCE",
+    "LAST BATCH",
+    "LAST SIGN",
+    "EXPIRES",
+)
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -55,8 +65,9 @@ def list_locks(
 
     A lock is `ready`, or `recovering`: its owner pays what it or another has left. It is `expired`,
     or `abandoned`, when its owner has not renewed it, or gave it up; `with debts` if it has left
-    work that is not committed, for the next one to undo or to finish. The last sign of an owner is
-    when it last wrote its record: with every batch, and while it renews. Times are ZooKeeper's.
+    work that is not committed, for the next one to undo or to finish. A query is NAME (ID). The
+    last sign of an owner is when it last wrote its record: with every batch, and while it renews.
+    Times are ZooKeeper's.
     """
     with connected(reach) as cluster:
         now_ms = cluster.coordinator.store.now_ms()
@@ -157,21 +168,28 @@ def lock_document(table: CatalogTable, lock: LockInfo, now_ms: int) -> dict[str,
     return {
         "table": table.name,
         "owner": lock.owner,
+        "query_name": record.query_name or None,
         "query_id": record.query_id or None,
         "columns": names(record.columns).split(", "),
         "state": state_in_words(lock),
         "held": record.held,
         "live": lock.live,
-        "changed_s": max(0.0, (now_ms - lock.expires_ms + record.ttl_ms) / 1000),
+        "held_since_ms": lock.held_since_ms,
+        "changed_s": max(0.0, (now_ms - lock.written_ms) / 1000),
         "expires_ms": lock.expires_ms if record.held else None,
         "expires_in_s": (lock.expires_ms - now_ms) / 1000 if record.held else None,
         "epoch": record.epoch,
         "ttl_ms": record.ttl_ms,
         "batch": record.batch if record.batch >= 0 else None,
+        "batch_age_s": _since(now_ms, lock.committed_ms),
         "promised_batch": None if record.prepared is None else record.prepared.token.batch,
         "promised": record.prepared is not None,
         "debts": [_debt(table, debt) for debt in record.debts],
     }
+
+
+def _since(now_ms: int, moment_ms: int | None) -> float | None:
+    return None if moment_ms is None else max(0.0, (now_ms - moment_ms) / 1000)
 
 
 def state_in_words(lock: LockInfo) -> str:
@@ -188,13 +206,18 @@ def owes(lock: LockInfo) -> bool:
 
 
 def _cells(lock: dict[str, Any]) -> tuple[str, ...]:
-    batch = "-" if lock["batch"] is None else str(lock["batch"])
+    batch, query = "-", lock["query_id"] or "-"
+    if lock["batch"] is not None:
+        batch = f"{lock['batch']}, {span(lock['batch_age_s'])} ago"
+    if lock["query_name"]:
+        query = f"{lock['query_name']} ({query})"
     return (
         lock["table"],
         lock["owner"],
-        lock["query_id"] or "-",
+        query,
         ", ".join(lock["columns"]),
         lock["state"],
+        "-" if lock["held_since_ms"] is None else utc(lock["held_since_ms"]),
         batch,
         f"{span(lock['changed_s'])} ago",
         _expiry(lock),

@@ -1,5 +1,6 @@
 """`tallybook status`: the servers of a cluster and their buckets, and what is wrong with them."""
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -123,8 +124,8 @@ def _old_snapshots(table: Mapping[str, Any], most_s: float) -> list[str]:
 def _locks(table: Mapping[str, Any]) -> list[str]:
     return [
         f"table {table['name']}: the lock of `{lock['owner']}` on {lock['columns']} is "
-        f"{lock['state']}; its job comes back, or `tallybook locks release {table['name']} "
-        f"{lock['owner']}`"
+        f"{lock['state']}; its job comes back, or `tallybook locks release "
+        f"{shlex.quote(table['name'])} {shlex.quote(lock['owner'])}`"
         for lock in table["locks"]
         if lock["state"].startswith("expired")
     ]

@@ -84,7 +84,8 @@ def events(run: Run, cluster: Cluster, tmp_path: Path) -> Iterator[RemoteTable]:
     path = tmp_path / "events.sql"
     path.write_text(EVENTS.format(name=name))
     assert run("create", str(path)).code == 0
-    assert run("create", str(path)).out == f"table {name} is there already\n"
+    again = run("create", str(path))
+    assert re.fullmatch(rf"table {name} \(id \d+\) is there, with 2 buckets\n", again.out)
     table = cluster.table(name)
     table.put(
         {
@@ -118,14 +119,14 @@ def test_a_table_is_created_from_json_described_altered_and_dropped(
     path.write_text(json.dumps(document))
     created = run("create", str(path), "--buckets", "2")
     assert created.code == 0
-    assert created.out.endswith("has 2 buckets\n")
+    assert created.out.endswith("is there, with 2 buckets\n")
     assert run("create", str(path)).code == 1, "it is there already"
     [described] = [one for one in run("tables", "--json").json if one["name"] == "amounts"]
     assert described["columns"] == [
         {"name": "k", "type": "BIGINT", "role": "key"},
         {"name": "amount", "type": "BIGINT", "role": "sum"},
     ]
-    assert run("describe", "amounts", "--json").json["buckets_in_all"] == 2
+    assert run("describe", "amounts", "--json").json == described
     assert re.search(r"^amount +BIGINT +sum$", run("describe", "amounts").out, re.M)
     altered = run("alter", "amounts", "--add", "visits BIGINT sum", "--rename", "amount=total")
     assert altered.code == 0, altered.err
@@ -137,6 +138,15 @@ def test_a_table_is_created_from_json_described_altered_and_dropped(
     assert cluster.table("amounts").schema.names == names
     assert run("alter", "amounts", "--drop", "visits", "--yes").code == 0
     assert cluster.table("amounts").schema.names == ("k", "total")
+    assert run("rename", "amounts", "totals").code == 0
+    assert "there is a table totals already" in run("rename", "totals", "totals").err
+    assert run("rename", "totals", "amounts").out.endswith("is called amounts\n")
+    cluster.create_table("filled", SUMS, column_locks=False).put({"k": [1], "a": [1]})
+    assert run("truncate", "filled").code == 2
+    assert len(run("scan", "filled", "--json").out.splitlines()) == 1
+    assert run("truncate", "filled", "--yes").code == 0
+    assert run("scan", "filled", "--json").out == ""
+    assert run("drop", "filled", "--yes").code == 0
     assert run("drop", "amounts").code == 2
     assert "amounts" in cluster.list_tables()
     assert run("drop", "amounts", "--yes").code == 0
@@ -259,9 +269,11 @@ def test_the_status_of_a_healthy_cluster_is_0_and_one_without_servers_1(
         writer.write(0, Rows(data={"k": [1], "a": [1]}))
         assert run("status").code == 0
     address = f"{local.address}/nowhere"
-    wrong = run("status", address, "--deadline", "1")
-    assert (wrong.code, wrong.out) == (1, "")
-    assert "there is no cluster below /nowhere" in wrong.err
+    for words in ((address,), ("--zookeeper", address)):
+        wrong = run("status", *words, "--deadline", "1")
+        assert (wrong.code, wrong.out) == (1, "")
+        assert "there is no cluster below /nowhere" in wrong.err
+    assert run("status", address, "--zookeeper", local.address).code == 2
 
 
 def test_a_benchmark_counts_right_and_leaves_nothing(run: Run, cluster: Cluster) -> None:

@@ -202,7 +202,7 @@ def test_an_expired_lock_is_released_right_away(
     dies(job, 1)
     assert values(table) == [1001] * 3
     expired(cluster, table, "etl-1")
-    assert re.search(r" expired +0 .* ago\)$", locks("list", table.name)[1], re.M)
+    assert re.search(r" expired +\S+ \S+ UTC +0, .* ago\)$", locks("list", table.name)[1], re.M)
     assert locks("release", table.name, "etl-1")[0] == 0
     assert values(table) == [1] * 3
 
