@@ -2,6 +2,7 @@
 
 allocator    memory that is freed is kept for what comes next
 deadlines    until when a call may take, however many others it makes on its way
+durations    how long, as people write it
 errors       what can go wrong, split by what the caller does next
 failpoints   named places at which a test can stop, fail or kill the process
 forks        what must not be touched in a process that was forked from one that used it

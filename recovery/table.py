@@ -10,6 +10,7 @@ from merge_engine.aggregates.registry import AggFunction
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.embedded.derived_calls import Data
+from merge_engine.merging.dated_partitions import OlderThan
 from merge_engine.schema.schema import Schema
 from recovery.description import TableDescription
 from recovery.reader.cut import Cut
@@ -172,6 +173,9 @@ class AnyTable(Protocol):
 
     def drop_partition(self, **values: Any) -> None:
         """Drop a partition and its data. One of the same values later is a new one."""
+
+    def drop_partitions(self, *, older_than: OlderThan) -> pa.Table:
+        """Drop all partitions older than a date, a time, or an age; return them as rows."""
 
     # --- Life -----------------------------------------------------------------------------------
 

@@ -9,15 +9,21 @@ The ids of dropped partitions stay there, as "dropped": [id, ...], until somebod
 files and forgets them; without any the field is left out, as it was before there was one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from foundation.errors import CorruptRecord, RecordTooLarge, UnknownOutcome, UnknownTable
+from foundation.errors import (
+    CorruptRecord,
+    RecordTooLarge,
+    TableAltered,
+    UnknownOutcome,
+    UnknownTable,
+)
 from foundation.formats import Formats
 from locks.catalog.definitions import CatalogTable, dropped
 from locks.encoding.framing import Reader, RecordFormats, frame_document, read_framed
-from locks.store.base import CoordinationStore, Write, delete_all
-from locks.store.paths import partitions_path, snapshots_path
+from locks.store.base import Check, CoordinationStore, Operation, Write, delete_all
+from locks.store.paths import partitions_path, snapshots_path, table_path
 from locks.store.retrying import retried
 
 
@@ -87,6 +93,39 @@ class PartitionCatalog:
 
         return retried(self._store, self._deadline_s, attempt)
 
+    def drop_all(
+        self, table: CatalogTable, partitions: Mapping[bytes, int], *, unaltered: bool = False
+    ) -> list[bytes]:
+        """Drop these partitions in one write; return the keys of those that were there.
+
+        They go by key and id: one that came later in the place of another stays. `unaltered`:
+        TableAltered, and nothing is dropped, if the table's definition is not as `table` says.
+        """
+        there: dict[bytes, int] | None = None
+
+        def attempt() -> list[bytes]:
+            nonlocal there
+            found = self._read(table)
+            still = {key: one for key, one in partitions.items() if found.ids.get(key) == one}
+            there = still if there is None else there
+            if still:
+                conditions = [self._unaltered(table)] if unaltered else []
+                ids = {key: number for key, number in found.ids.items() if key not in still}
+                dropped_ids = (*found.dropped, *still.values())
+                self._write(table, replace(found, ids=ids, dropped=dropped_ids), conditions)
+            return sorted(there)
+
+        return retried(self._store, self._deadline_s, attempt)
+
+    def _unaltered(self, table: CatalogTable) -> Operation:
+        path = table_path(table.table_id)
+        node = self._store.read(path)
+        if node is None:
+            raise dropped(table)
+        if node.version != table.version:
+            raise TableAltered(f"table {table.name} was altered meanwhile; look at it again")
+        return Check(path, node.version)
+
     def dropped(self, table: CatalogTable) -> list[int]:
         """Return the ids of the dropped partitions that nobody has forgotten, as they are now."""
         return list(self._read(table).dropped)
@@ -114,11 +153,16 @@ class PartitionCatalog:
             raise dropped(table)
         return decode_partitions(table.table_id, node.data, node.version)
 
-    def _write(self, table: CatalogTable, partitions: Partitions) -> None:
+    def _write(
+        self,
+        table: CatalogTable,
+        partitions: Partitions,
+        conditions: Sequence[Operation] = (),
+    ) -> None:
         """Replace what was read as this version of the node."""
         path, data = partitions_path(table.table_id), encode_partitions(partitions)
         try:
-            self._store.transact([Write(path, data, partitions.version)])
+            self._store.transact([Write(path, data, partitions.version), *conditions])
         except RecordTooLarge as exc:
             raise RecordTooLarge(
                 f"table {table.name} would have {len(partitions.ids):,} partitions, which are too "

@@ -15,6 +15,7 @@ import pyarrow as pa
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.log import wall_clock_ms
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.put_to_all import commit_held, held, plan_held
 from merge_engine.bucket.results import BucketResult, PutResult
@@ -29,6 +30,12 @@ from merge_engine.embedded.derived_calls import (
 )
 from merge_engine.embedded.open_buckets import OpenBuckets
 from merge_engine.merging.batch import BatchRows, read_batch, read_keys
+from merge_engine.merging.dated_partitions import (
+    OlderThan,
+    dated_column,
+    moment_of,
+    older_partitions,
+)
 from merge_engine.merging.fold import fold
 from merge_engine.merging.routing import Route, gather, partition_key, partition_rows, route
 from merge_engine.schema.schema import Column, Schema
@@ -292,9 +299,27 @@ class EmbeddedTable(DerivedCalls):
         with self._lock:
             if key not in self._catalog.partitions:
                 raise InvalidInput(f"there is no partition {values}")
-            partition = self._catalog.drop_partition(key)
-            numbers = range(self._catalog.buckets)
-            self._buckets.delete([BucketId(partition, number) for number in numbers])
+            self._drop_partition(key)
+
+    def drop_partitions(self, *, older_than: OlderThan) -> pa.Table:
+        """Drop all partitions older than a date, a time, or an age; return them as rows.
+
+        One after the other, the oldest first: if it is cut off, call it again. Of the partition
+        columns one is to be a DATE or TIMESTAMP. An age counts from now, by this machine's clock.
+        """
+        dated_column(self.schema)
+        before = moment_of(older_than, wall_clock_ms)
+        with self._lock:
+            old = older_partitions(self.schema, self._catalog.partitions, before)
+            for key in old:
+                self._drop_partition(key)
+        return partition_rows(self.schema, old)
+
+    def _drop_partition(self, key: bytes) -> None:
+        """Within the lock."""
+        partition = self._catalog.drop_partition(key)
+        numbers = range(self._catalog.buckets)
+        self._buckets.delete([BucketId(partition, number) for number in numbers])
 
     def bucket_ids(self) -> list[BucketId]:
         """Return all buckets of all partitions."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from server.client.leader_calls import LeaderCalls
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
 from server.protocol.calls import Status
-from server.protocol.definitions import ClusterTable, define
+from server.protocol.definitions import ClusterTable, define, retaining
 
 PATIENCE_S = 5.0
 _ATTEMPTS = 5
@@ -163,15 +164,19 @@ class Cluster:
         buckets: int = 4,
         column_locks: bool = True,
         options: Mapping[str, str] | None = None,
+        retention: timedelta | str | None = None,
         if_not_exists: bool = False,
     ) -> RemoteTable:
         """Create a table. The number of buckets never changes.
 
         Without column locks anybody writes any column at any time, and nothing can be undone for
-        an owner but by its own hand: at least once, not exactly once. `if_not_exists`: where there
-        is one of this name, return that; TableExists if it is another than was asked for.
+        an owner but by its own hand: at least once, not exactly once. `retention`: how long
+        partitions of a date or time are kept. `if_not_exists`: where there is one
+        of this name, return that; TableExists if it is another than was asked for.
         """
         definition = define(schema, buckets, column_locks=column_locks, options=options or {})
+        if retention is not None:
+            definition = retaining(definition, retention)
         if not if_not_exists:
             return self._remote(ClusterTable(self.coordinator.tables.create(name, definition)))
         for _ in range(_ATTEMPTS):

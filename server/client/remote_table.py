@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, TableAltered
 from foundation.ids import BucketId, Token
+from locks.catalog.definitions import TableDefinition
 from locks.coordinator import Coordinator
 from locks.encoding.offsets import Offsets
 from locks.snapshots.list_records import ListedSnapshot
@@ -18,6 +20,12 @@ from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.undo import UndoRange
 from merge_engine.embedded.derived_calls import Data, DerivedCalls
+from merge_engine.merging.dated_partitions import (
+    OlderThan,
+    dated_column,
+    moment_of,
+    older_partitions,
+)
 from merge_engine.merging.routing import partition_key, partition_rows
 from merge_engine.schema.schema import Schema
 from recovery.description import TableDescription
@@ -43,7 +51,7 @@ from server.client.table_caller import ClusterConnection, TableCaller
 from server.client.undoing import undo_all
 from server.client.uploads import progress_of
 from server.protocol.calls import TakeSnapshots
-from server.protocol.definitions import ClusterTable, emptied, evolved
+from server.protocol.definitions import ClusterTable, emptied, evolved, retaining
 from server.protocol.puts import PutProgress
 from server.protocol.reads import ReadChangelog
 
@@ -427,9 +435,14 @@ class RemoteTable(DerivedCalls, Standing):
 
     def _evolve(self, change: Callable[[Schema], Schema], *, force: bool = False) -> None:
         """Alter the table as it is now; if somebody else did so meanwhile, look again."""
+        self._alter(lambda definition: evolved(definition, change(self.schema)), force=force)
+
+    def _alter(
+        self, change: Callable[[TableDefinition], TableDefinition], *, force: bool = False
+    ) -> None:
         while True:
             self.refresh()
-            definition = evolved(self.definition.table.definition, change(self.schema))
+            definition = change(self.definition.table.definition)
             try:
                 altered = self._cluster.coordinator.alter_table(
                     self.definition.table, definition, force=force
@@ -452,3 +465,19 @@ class RemoteTable(DerivedCalls, Standing):
         """Drop a partition and its data. One of the same values later is a new one."""
         if not self.caller.drop_partition(partition_key(self.schema, values)):
             raise InvalidInput(f"there is no partition {values}")
+
+    def drop_partitions(self, *, older_than: OlderThan) -> pa.Table:
+        """Drop all partitions older than a date, a time, or an age, in one write; return them.
+
+        As rows of the partition columns. All or none are dropped. Of those there are, one column is
+        to be a DATE or TIMESTAMP. An age counts from now, by the cluster's clock.
+        """
+        dated_column(self.schema)
+        before = moment_of(older_than, lambda: self._ask(lambda there: there.store.now_ms()))
+        ids = self.caller.read_partitions()
+        old = {key: ids[key] for key in older_partitions(self.schema, ids, before)}
+        return partition_rows(self.schema, self.caller.drop_partitions(old))
+
+    def set_retention(self, retention: timedelta | str | None) -> None:
+        """Have partitions dropped by themselves once they are older; None: not any more."""
+        self._alter(lambda definition: retaining(definition, retention))

@@ -1,6 +1,6 @@
 """Sends calls to the buckets of a table: knows where these are, and asks whoever leads them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from foundation.errors import NotFenced, PartitionGone
@@ -211,6 +211,13 @@ class TableCaller:
         dropped = self.cluster.coordinator.partitions.drop(self.table.table, key)
         self._partitions.pop(key, None)
         return dropped is not None
+
+    def drop_partitions(self, partitions: Mapping[bytes, int]) -> list[bytes]:
+        """Drop these partitions, by key and id, in one write; return those that were there."""
+        dropped = self.cluster.coordinator.partitions.drop_all(self.table.table, partitions)
+        for key in partitions:
+            self._partitions.pop(key, None)
+        return dropped
 
 
 def together(

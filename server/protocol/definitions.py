@@ -6,17 +6,21 @@ The `options` of a definition:
                                 ZooKeeper is set up anew and counts its tables from 1
     table.column-lock.enabled   "true" unless the table was created without column locks
     table.name                  the name of a table that was renamed
+    retention                   how long partitions are kept, such as "30 days"
 """
 
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 
+from foundation.durations import read_duration, show_duration
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId
 from locks.catalog.definitions import RENAMED, CatalogTable, TableDefinition
 from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.merging.dated_partitions import dated_column
 from merge_engine.schema.schema import Schema
 from recovery.description import TableDescription
 from recovery.reader.cut import Cut
@@ -26,6 +30,7 @@ UID = "uid"
 # Where a bucket's KV snapshots are, below its log.
 SNAPSHOTS = "snapshots"
 MOST_BUCKETS = 1 << 20
+RETENTION = "retention"
 _OURS = (UID, LOCKED, RENAMED)
 
 
@@ -44,6 +49,8 @@ def define(
             raise InvalidInput(f"option {name} is not for callers to set")
     if not 1 <= buckets <= MOST_BUCKETS:
         raise InvalidInput(f"a table has 1 to {MOST_BUCKETS:,} buckets, not {buckets}")
+    if RETENTION in options:
+        options = {**options, RETENTION: _checked_retention(schema, options[RETENTION])}
     return TableDefinition(
         schema=schema.to_json(),
         columns=_value_columns(schema),
@@ -62,6 +69,20 @@ def evolved(definition: TableDefinition, schema: Schema) -> TableDefinition:
         columns=_value_columns(schema),
         key_columns=tuple(column.name for column in schema.key_columns),
     )
+
+
+def retaining(definition: TableDefinition, retention: timedelta | str | None) -> TableDefinition:
+    """Return the definition of the table with another retention; None: all partitions stay."""
+    options = {name: value for name, value in definition.options.items() if name != RETENTION}
+    if retention is not None:
+        schema = Schema.from_json(definition.schema)
+        options[RETENTION] = _checked_retention(schema, retention)
+    return replace(definition, options=options)
+
+
+def _checked_retention(schema: Schema, retention: timedelta | str) -> str:
+    dated_column(schema)
+    return show_duration(read_duration(retention))
 
 
 def emptied(definition: TableDefinition) -> TableDefinition:
@@ -120,6 +141,12 @@ class ClusterTable:
     def path(self, key: BucketId) -> str:
         """Return where a bucket's log is below the cluster's storage, and its view on a server."""
         return f"{self.table.file_name}-{self.uid}/{key}"
+
+    @property
+    def retention(self) -> timedelta | None:
+        """How long partitions are kept; None: until they are dropped."""
+        written = self.table.definition.options.get(RETENTION)
+        return None if written is None else read_duration(written)
 
     def describe(self, partitions: int | None = None) -> TableDescription:
         """Return what this table is; `partitions`: how many it has."""

@@ -19,6 +19,7 @@ openings          what a server opens and warms up for, in the background
 peers             calls from one tablet server to another
 reading           the calls of a tablet server that read: changelogs, changes, log ends
 requests          what all calls of a tablet server say: for which buckets, and under which schema
+retention         partitions that are older than their table keeps them
 scanners          scanner sessions: pinned rows, for as long as somebody reads them
 scanning          the calls of a tablet server that scan: rows of a bucket as one Flight stream
 service           the Flight calls of a tablet server

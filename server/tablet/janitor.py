@@ -18,6 +18,7 @@ from merge_engine.bucket.snapshot_storage import SnapshotStorage
 from merge_engine.storage.objects import ObjectStorage
 from server.protocol.definitions import SNAPSHOTS, ClusterTable
 from server.tablet.requests import Session
+from server.tablet.retention import Retention
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +29,22 @@ class Janitor:
     def __init__(self, logs: ObjectStorage, session: Session) -> None:
         self._logs = logs
         self._session = session
+        self._retention = Retention(session)
 
     def look(self) -> None:
-        """Delete what can be deleted now."""
+        """Drop what is past its retention, and delete what can be deleted now."""
         coordinator, name = self._session.coordinator, self._session.name
         if min((server.name for server in coordinator.servers.all()), default="") != name:
             return
         for dropped in coordinator.dropped.all():
-            with _left_for_later(f"dropped table {dropped.table.name}"):
+            with _left_for_later(f"the files of dropped table {dropped.table.name}"):
                 self._delete_table(coordinator, dropped)
-        for table in coordinator.tables.all():
-            with _left_for_later(f"dropped partitions of table {table.name}"):
+        tables = coordinator.tables.all()
+        self._retention.forget_all_but(frozenset(table.table_id for table in tables))
+        for table in tables:
+            with _left_for_later(f"partitions of table {table.name} that are past their retention"):
+                self._retention.look(coordinator, table)
+            with _left_for_later(f"the files of dropped partitions of table {table.name}"):
                 self._delete_partitions(coordinator, table)
 
     def _delete_table(self, coordinator: Coordinator, dropped: DroppedTable) -> None:
@@ -105,4 +111,4 @@ def _left_for_later(what: str) -> Iterator[None]:
     except UnknownTable:  # Dropped meanwhile: the next look has it among the dropped ones.
         return
     except TallybookError as exc:
-        logger.warning("the files of %s are left for later: %s", what, exc)
+        logger.warning("%s are left for later: %s", what, exc)

@@ -4,6 +4,7 @@ import inspect
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from foundation.errors import (
     UnknownColumn,
 )
 from foundation.failpoints import arm
-from tests.support.day_tables import DAYS
+from tests.support.day_tables import DATED, DAYS
 from tests.support.faulty_storage import interrupt
 from tests.support.writer_table import MOST
 
@@ -474,6 +475,39 @@ def test_partitions_are_created_listed_and_dropped(create: Create) -> None:
         table.drop_partition(day="we")
     with pytest.raises(InvalidInput, match="a value for each partition column"):
         table.create_partition(hour=3)
+
+
+def test_partitions_older_than_a_date_or_an_age_are_dropped(create: Create) -> None:
+    table = create(DATED)
+    today = datetime.now(UTC).date()
+    ages = (0, 1, 5, 30, 31)
+    rows = [{"day": today - timedelta(days=age), "region": "eu", "k": 1, "a": age} for age in ages]
+    table.put(rows)
+
+    def left() -> list[int]:
+        return sorted(table.to_arrow(["a"])["a"].to_pylist())
+
+    dropped = table.drop_partitions(older_than=today - timedelta(days=30))
+    assert dropped.to_pylist() == [{"day": rows[4]["day"], "region": "eu"}]
+    assert left() == [0, 1, 5, 30]
+    assert table.drop_partitions(older_than=str(today - timedelta(days=30))).num_rows == 0
+    assert table.drop_partitions(older_than="10 days").num_rows == 1
+    assert left() == [0, 1, 5]
+    # A day is older than a moment if all of it is.
+    noon = datetime.combine(today - timedelta(days=5), time(12), UTC)
+    assert table.drop_partitions(older_than=noon).num_rows == 0
+    assert table.drop_partitions(older_than=noon + timedelta(hours=12)).num_rows == 1
+    assert table.drop_partitions(older_than=timedelta(days=2)).num_rows == 0
+    assert left() == [0, 1]
+    table.put(rows[2:3])
+    assert left() == [0, 1, 5]
+    for wrong in ("soon", "-3 days", timedelta(), 7, None, "2026-13-01"):
+        with pytest.raises(InvalidInput, match=r"older_than|neither a date|a duration is"):
+            table.drop_partitions(older_than=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="this table is partitioned by day STRING"):
+        create(DAYS).drop_partitions(older_than="3 days")
+    with pytest.raises(InvalidInput, match="this table is partitioned by nothing"):
+        create(SUMS).drop_partitions(older_than="3 days")
 
 
 # --- Writers --------------------------------------------------------------------------------------

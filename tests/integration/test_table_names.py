@@ -1,13 +1,14 @@
 """Tables of a cluster by their names: created once, renamed, emptied, described."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
 import tallybook as tb
 from foundation.errors import InvalidInput, LockHeld, TableExists, TallybookError, UnknownTable
 from tests.conftest import SUMS
-from tests.support.day_tables import DAYS
+from tests.support.day_tables import DATED, DAYS
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,26 @@ def test_tables_describe_themselves(cluster: tb.Cluster) -> None:
     assert "a    BIGINT  sum" in str(found)
     assert "<td>sum</td>" in found._repr_html_()
     assert "described" in repr(table)
+
+
+def test_a_retention_is_an_option_of_the_table(cluster: tb.Cluster) -> None:
+    table = cluster.create_table("kept", DATED, buckets=1, retention="30d")
+    assert table.describe().options == {"retention": "30 days"}
+    again = cluster.create_table("kept", DATED, buckets=1, retention="30 days", if_not_exists=True)
+    again.set_retention(timedelta(days=7))
+    assert "retention=7 days" in str(table.describe())
+    with pytest.raises(TableExists, match="option retention is '7 days', not '30 days'"):
+        cluster.create_table("kept", DATED, buckets=1, retention="30 days", if_not_exists=True)
+    table.truncate()
+    assert table.describe().options == {"retention": "7 days"}
+    table.set_retention(None)
+    assert again.table_id != table.table_id
+    assert cluster.table("kept").describe().options == {}
+    for wrong in ("soon", "-1 days", 7):
+        with pytest.raises(InvalidInput, match="duration"):
+            table.set_retention(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="this table is partitioned by day STRING"):
+        cluster.create_table("texts", DAYS, retention="30 days")
 
 
 def test_a_renamed_table_goes_on_for_whoever_has_it_open(

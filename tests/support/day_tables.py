@@ -1,4 +1,4 @@
-"""A table with a partition per day."""
+"""Tables with a partition per day."""
 
 from merge_engine.schema.builder import SchemaBuilder
 
@@ -9,5 +9,16 @@ DAYS = (
     .agg_column("a", "BIGINT", "sum")
     .primary_key("day", "k")
     .partitioned_by("day")
+    .build()
+)
+
+DATED = (
+    SchemaBuilder()
+    .column("day", "DATE")
+    .column("region", "STRING")
+    .column("k", "BIGINT")
+    .agg_column("a", "BIGINT", "sum")
+    .primary_key("day", "region", "k")
+    .partitioned_by("day", "region")
     .build()
 )
