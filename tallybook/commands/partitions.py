@@ -5,15 +5,16 @@ from typing import Annotated
 import typer
 
 from foundation.errors import InvalidInput
+from merge_engine.merging.dated_partitions import dated_column, moment_of
 from server.client.remote_table import RemoteTable
-from tallybook.commands.keys import read_value, read_values
+from tallybook.commands.keys import read_values
 from tallybook.commands.output import (
     confirm,
     counted,
     print_json,
     print_line,
     print_table,
-    progress,
+    utc,
 )
 from tallybook.commands.reaching import Json, TableName, Yes, cluster_command, connected
 from tallybook.connecting import Reach
@@ -56,7 +57,7 @@ def drop(
     older_than: Annotated[
         str | None,
         typer.Option(
-            metavar="VALUE", help="all partitions whose first column is before this, such as a day"
+            metavar="WHEN", help="all partitions before a day or time, or of an age: '30 days'"
         ),
     ] = None,
     yes: Yes = False,
@@ -73,17 +74,12 @@ def drop(
             found.drop_partition(**wanted)
             print_line(f"partition {' '.join(values or ())} of table {table} is dropped")
             return
-        first = found.schema.partition_columns[0]
-        limit = read_value(first, older_than)
-        old = [row for row in found.partitions().to_pylist() if row[first.name] < limit]
-        count = counted(len(old), "partition")
-        if old:
-            confirm(f"Drop {count} of table {table}, with {first.name} < {older_than}?", yes=yes)
-        with progress(f"dropping partitions of {table}", len(old)) as advance:
-            for row in old:
-                found.drop_partition(**row)
-                advance(1)
-        print_line(f"{count} of table {table}, with {first.name} < {older_than}, dropped")
+        dated_column(found.schema)  # What is wrong is said before anything is asked.
+        before_ms = moment_of(older_than, cluster.coordinator.store.now_ms) // 1000
+        confirm(f"Drop all partitions of table {table} before {utc(before_ms)}?", yes=yes)
+        dropped = found.drop_partitions(older_than=older_than).num_rows
+        count = counted(dropped, "partition")
+        print_line(f"{count} of table {table} dropped, all before {utc(before_ms)}")
 
 
 def _check_partitioned(table: RemoteTable) -> None:

@@ -94,22 +94,30 @@ def alter(
     rename_column: Annotated[
         list[str] | None, typer.Option("--rename", metavar="OLD=NEW", help="rename a column")
     ] = None,
+    retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE", help="drop partitions by themselves once they are older; none: keep all"
+        ),
+    ] = None,
     force: Force = False,
     yes: Yes = False,
 ) -> None:
-    """Alter a table: add, drop and rename columns, in this order.
+    """Alter a table: add, drop and rename columns, set its retention, in this order.
 
     Each is done by itself; if one is refused, those before it are done.
     """
     added = [_read_column(text) for text in add or ()]
     renamed = [_read_names(text) for text in rename_column or ()]
     dropped = drop_column or []
-    if not (added or dropped or renamed):
-        raise typer.BadParameter("say what to alter: --add, --drop or --rename")
+    if not (added or dropped or renamed or retention):
+        raise typer.BadParameter("say what to alter: --add, --drop, --rename or --retention")
     with connected(reach) as cluster:
         found = cluster.table(table)
         for name in dropped:
             found.schema.column(name)  # That there is none is said before anything is asked.
+        if retention not in (None, "none"):
+            confirm(f"Drop partitions of table {table} once they are {retention} old?", yes=yes)
         if dropped:
             confirm(f"Drop {', '.join(dropped)} of table {table}, with all values?", yes=yes)
         for name, data_type, function in added:
@@ -121,6 +129,10 @@ def alter(
         for old, new in renamed:
             found.rename_column(old, new)
             print_line(f"column {old} of table {table} is called {new}")
+        if retention is not None:
+            found.set_retention(None if retention == "none" else retention)
+            kept = "are kept" if retention == "none" else f"are dropped after {retention}"
+            print_line(f"partitions of table {table} {kept}")
 
 
 def rename(

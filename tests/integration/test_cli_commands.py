@@ -234,11 +234,18 @@ def test_partitions_are_listed_and_dropped_one_or_all_that_are_older(
     assert run("partitions", "drop", events.name, "--older-than", "2026-11-18").code == 2
     dropped = run("partitions", "drop", events.name, "--older-than", "2026-11-17", "--yes")
     assert dropped.out.startswith("1 partition of table")
+    assert dropped.out.endswith("dropped, all before 2026-11-17 00:00:00 UTC\n")
     assert run("partitions", "drop", events.name, "day=2026-11-17", "--yes").code == 0
     assert run("partitions", "list", events.name, "--json").json == [{"day": "2026-11-18"}]
     assert run("partitions", "drop", events.name).code == 2
     refused = run("partitions", "drop", events.name, "--older-than", "soon", "--yes")
-    assert "day is a DATE, not 'soon'" in refused.err
+    assert "'soon' is neither a date or time" in refused.err
+    kept = run("partitions", "drop", events.name, "--older-than", "36500 days", "--yes")
+    assert kept.out.startswith("0 partitions of table")
+    assert run("alter", events.name, "--retention", "36500 days", "--yes").code == 0
+    assert "retention=" in run("describe", events.name).out
+    assert run("alter", events.name, "--retention", "none").code == 0
+    assert "retention=" not in run("describe", events.name).out
 
 
 def test_snapshots_and_leases_are_listed_and_a_lease_is_dropped(

@@ -411,7 +411,7 @@ def test_a_lock_tells_since_when_it_is_held_and_how_old_its_last_batch_is(
         return found
 
     before_ms = coordinator.store.now_ms()
-    lock = coordinator.locks.acquire(table, "etl", ["a"], query_id="q", query_name="nightly")
+    lock = coordinator.locks.acquire(table, "etl", ["orders"], query_id="q", query_name="nightly")
     lock.ready(ENDS, servers=[])
     acquired_ms = known().held_since_ms
     assert acquired_ms is not None
@@ -425,6 +425,6 @@ def test_a_lock_tells_since_when_it_is_held_and_how_old_its_last_batch_is(
     record = known().record
     assert 60_000 <= record.idle_ms <= record.held_ms < 120_000
     assert record.query_name == "nightly"
-    again = coordinator.locks.acquire(table, "etl", ["a"], query_id="q")
+    again = coordinator.locks.acquire(table, "etl", ["orders"], query_id="q")
     assert (again.record.held_ms, again.record.query_name) == (0, "")
     assert again.record.idle_ms >= 60_000, "the last batch is as old as it was"
