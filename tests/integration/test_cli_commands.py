@@ -139,7 +139,7 @@ def test_a_table_is_created_from_json_described_altered_and_dropped(
     assert run("alter", "amounts", "--drop", "visits", "--yes").code == 0
     assert cluster.table("amounts").schema.names == ("k", "total")
     assert run("rename", "amounts", "totals").code == 0
-    assert "there is a table totals already" in run("rename", "totals", "totals").err
+    assert "there is no table amounts" in run("rename", "amounts", "totals").err
     assert run("rename", "totals", "amounts").out.endswith("is called amounts\n")
     cluster.create_table("filled", SUMS, column_locks=False).put({"k": [1], "a": [1]})
     assert run("truncate", "filled").code == 2

@@ -389,7 +389,7 @@ def test_all_tables_are_listed_unless_one_is_named(
             _, everything, _ = locks("list")
             _, one, _ = locks("list", "visits")
         assert re.search(
-            rf"^{table.name} +etl-1 +- +a +ready +- .* UTC \(in 9 min\)$", everything, re.M
+            rf"^{table.name} +etl-1 +- +a +ready +\S+ \S+ UTC +- .* UTC \(in 9 min\)$", everything, re.M
         )
         assert re.search(r"^visits +etl-2 +- +b +ready ", everything, re.M)
         assert [line.split()[0] for line in one.splitlines()] == ["TABLE", "visits"]
@@ -431,7 +431,7 @@ def test_without_an_address_it_says_where_to_give_it(
     assert code == 1
     assert "give it as --zookeeper, in the variable TALLYBOOK_ZOOKEEPER" in err
     assert cli.main(["status"]) == 1
-    assert "give it as the first argument, in the variable" in capsys.readouterr().err
+    assert "give it as --zookeeper, in the variable" in capsys.readouterr().err
 
 
 def test_the_status_finds_the_cluster_by_the_variable_too(
