@@ -47,7 +47,7 @@ class Overview:
         known = ClusterTable(table)
         remote = self._cluster.table_by_id(table.table_id)
         ids = remote.bucket_ids()
-        buckets = _buckets_of(table.table_id, servers)
+        buckets = buckets_of(table.table_id, servers)
         led = [one for one in buckets.values() if one["server"] is not None]
         locks = coordinator.locks.all(table)
         return {
@@ -108,7 +108,7 @@ def _server(status: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _buckets_of(table_id: int, servers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def buckets_of(table_id: int, servers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the buckets of a table that a server says something of, by their names."""
     found: dict[str, dict[str, Any]] = {}
     for server in servers:
@@ -154,12 +154,7 @@ def _lock(
     table: CatalogTable, lock: LockInfo, buckets: Mapping[str, Mapping[str, Any]], now_ms: int
 ) -> dict[str, Any]:
     record = lock.record
-    uncommitted = {
-        name: work - offset
-        for bucket, offset in record.offsets.items()
-        if (name := str(bucket)) in buckets
-        and (work := buckets[name].get("work", {}).get(lock.owner, 0)) > offset
-    }
+    uncommitted = uncommitted_of(lock, buckets)
     return {
         "owner": lock.owner,
         "query": record.query_id,
@@ -174,6 +169,19 @@ def _lock(
         "prepared": record.prepared is not None,
         "uncommitted_buckets": len(uncommitted),
         "uncommitted_changes": sum(uncommitted.values()),
+    }
+
+
+def uncommitted_of(lock: LockInfo, buckets: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many changes of an owner its last commit does not have, of each bucket with any.
+
+    `buckets`: as `buckets_of` returns them; what no server tells of is not counted.
+    """
+    return {
+        name: work - offset
+        for bucket, offset in lock.record.offsets.items()
+        if (name := str(bucket)) in buckets
+        and (work := buckets[name].get("work", {}).get(lock.owner, 0)) > offset
     }
 
 

@@ -1,6 +1,6 @@
 """`tallybook locks`: who holds which columns, and what an operator does about it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +10,7 @@ from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
 from locks.column_locks.records import Debt, DebtKind
 from server.client.cluster import Cluster
-from server.page.overview import state_of
+from server.page.overview import buckets_of, state_of, uncommitted_of
 from tallybook.commands.output import confirm, print_json, print_line, print_table, span, utc
 from tallybook.commands.reaching import Json, TableName, Yes, cluster_command, connected, telling
 from tallybook.commands.releasing import find_owner, find_table
@@ -71,11 +71,10 @@ def list_locks(
     """
     with connected(reach) as cluster:
         now_ms = cluster.coordinator.store.now_ms()
-        found = [
-            lock_document(where, lock, now_ms)
-            for where, lock in _locks_of(cluster, table)
-            if every or lock.record.held
-        ]
+        locks = [one for one in _locks_of(cluster, table) if every or one[1].record.held]
+        # Servers know what is not committed; they are asked only if somebody may have left some.
+        servers = cluster.status() if any(_left(lock) for _, lock in locks) else []
+        found = [lock_document(where, lock, now_ms, servers) for where, lock in locks]
     if json:
         print_json(found)
     elif found:
@@ -92,7 +91,8 @@ def show(reach: Reach, table: TableName, owner: OwnerName, json: Json = False) -
         coordinator = cluster.coordinator
         where = find_table(coordinator, table)
         lock = find_owner(coordinator, where, owner)
-        document = lock_document(where, lock, coordinator.store.now_ms())
+        servers = cluster.status() if _left(lock) else []
+        document = lock_document(where, lock, coordinator.store.now_ms(), servers)
     if json:
         print_json(document)
         return
@@ -162,16 +162,23 @@ def _locks_of(cluster: Cluster, table: str | None) -> Iterator[tuple[CatalogTabl
             yield found, lock
 
 
-def lock_document(table: CatalogTable, lock: LockInfo, now_ms: int) -> dict[str, Any]:
-    """Return all that is known of an owner, as JSON has it."""
+def _left(lock: LockInfo) -> bool:
+    return lock.record.held and not lock.live
+
+
+def lock_document(
+    table: CatalogTable, lock: LockInfo, now_ms: int, servers: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return all that is known of an owner, as JSON has it; `servers`: what they say, if asked."""
     record, names = lock.record, table.definition.column_names
+    uncommitted = uncommitted_of(lock, buckets_of(table.table_id, servers))
     return {
         "table": table.name,
         "owner": lock.owner,
         "query_name": record.query_name or None,
         "query_id": record.query_id or None,
         "columns": names(record.columns).split(", "),
-        "state": state_in_words(lock),
+        "state": state_in_words(lock, uncommitted=bool(uncommitted)),
         "held": record.held,
         "live": lock.live,
         "held_since_ms": lock.held_since_ms,
@@ -192,17 +199,10 @@ def _since(now_ms: int, moment_ms: int | None) -> float | None:
     return None if moment_ms is None else max(0.0, (now_ms - moment_ms) / 1000)
 
 
-def state_in_words(lock: LockInfo) -> str:
+def state_in_words(lock: LockInfo, *, uncommitted: bool) -> str:
     """Return the state of a lock; of one that nobody renews, whether there is something to pay."""
-    state = state_of(lock)
-    if not lock.record.abandoned:
-        return state
-    return "abandoned with debts" if owes(lock) else "abandoned"
-
-
-def owes(lock: LockInfo) -> bool:
-    """Whether whoever comes next has something to undo, or to finish, for sure."""
-    return bool(lock.record.debts) or lock.record.prepared is not None
+    state = state_of(lock, uncommitted=uncommitted)
+    return state.replace("expired", "abandoned") if lock.record.abandoned else state
 
 
 def _cells(lock: dict[str, Any]) -> tuple[str, ...]:

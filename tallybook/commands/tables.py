@@ -144,7 +144,7 @@ def rename(
     """Give a table another name. Jobs that have it open go on."""
     with connected(reach) as cluster:
         renamed = cluster.rename_table(table, name)
-        print_line(f"table {table} (id {renamed.table_id}) is called {renamed.name}")
+        print_line(f"table {table} is called {renamed.name}")
 
 
 def truncate(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:
@@ -156,7 +156,7 @@ def truncate(reach: Reach, table: TableName, force: Force = False, yes: Yes = Fa
         found = cluster.table(table)
         confirm(f"Delete all rows of table {table}?", yes=yes)
         found.truncate(force=force)
-        print_line(f"table {table} is empty, and has id {found.table_id} now")
+        print_line(f"table {table} is empty")
 
 
 def drop(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:

@@ -202,7 +202,9 @@ def test_an_expired_lock_is_released_right_away(
     dies(job, 1)
     assert values(table) == [1001] * 3
     expired(cluster, table, "etl-1")
-    assert re.search(r" expired +\S+ \S+ UTC +0, .* ago\)$", locks("list", table.name)[1], re.M)
+    assert re.search(
+        r" expired with debts +\S+ \S+ UTC +0, .* ago\)$", locks("list", table.name)[1], re.M
+    )
     assert locks("release", table.name, "etl-1")[0] == 0
     assert values(table) == [1] * 3
 
@@ -389,7 +391,9 @@ def test_all_tables_are_listed_unless_one_is_named(
             _, everything, _ = locks("list")
             _, one, _ = locks("list", "visits")
         assert re.search(
-            rf"^{table.name} +etl-1 +- +a +ready +\S+ \S+ UTC +- .* UTC \(in 9 min\)$", everything, re.M
+            rf"^{table.name} +etl-1 +- +a +ready +\S+ \S+ UTC +- .* UTC \(in 9 min\)$",
+            everything,
+            re.M,
         )
         assert re.search(r"^visits +etl-2 +- +b +ready ", everything, re.M)
         assert [line.split()[0] for line in one.splitlines()] == ["TABLE", "visits"]
