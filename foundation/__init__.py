@@ -12,4 +12,5 @@ ids          names of things that all packages speak of: buckets, and the tokens
 parallel     the same call for many items, on a pool of threads
 stop_signals SIGTERM and SIGINT as something to wait for, in whichever thread they arrive
 suggestions  the nearest known name, for errors about an unknown one
+versions     which versions of what are installed here
 """

@@ -14,12 +14,17 @@ class BucketId(NamedTuple):
 
 
 class LeadKey(NamedTuple):
-    """A bucket among those of all tables. As text, and in ZooKeeper: `table-partition-number`."""
+    """A bucket among those of all tables. As text: `partition/number of table id`."""
 
     table_id: int
     bucket: BucketId
 
     def __str__(self) -> str:
+        return f"{self.bucket} of table {self.table_id}"
+
+    @property
+    def node_name(self) -> str:
+        """What it is called in ZooKeeper: `table-partition-number`."""
         return f"{self.table_id}-{self.bucket.partition}-{self.bucket.number}"
 
 

@@ -62,6 +62,7 @@ class Identity:
     owner: str
     query_id: str | None
     run_id: str | None
+    query_name: str = ""
 
 
 def query_of(context: Any) -> str | None:
@@ -79,7 +80,19 @@ def identify(context: Any, owner_id: str | None) -> Identity:
             "outside of a streaming query there is no query id: give the sink an owner_id"
         )
     run_id = context.getLocalProperty("spark.jobGroup.id") if query_id else None
-    return Identity(owner=owner, query_id=query_id, run_id=run_id)
+    return Identity(
+        owner=owner, query_id=query_id, run_id=run_id, query_name=_name_of(context, query_id)
+    )
+
+
+def _name_of(context: Any, query_id: str | None) -> str:
+    """Return what people call this thread's query; "" if nothing, or if Spark does not say.
+
+    It says so in the description of its jobs only: the name, then a line with the id.
+    """
+    lines = (context.getLocalProperty("spark.job.description") or "").split("\n")
+    has_name = query_id is not None and len(lines) > 1 and lines[1] == f"id = {query_id}"
+    return lines[0].strip() if has_name else ""
 
 
 class Session:
@@ -112,6 +125,7 @@ class Session:
             [remote.schema.column(name).id for name in target.columns],
             ttl_ms=options.ttl_ms,
             query_id=identity.query_id,
+            query_name=identity.query_name,
             handover=options.handover,
             deadline_s=options.deadline_s,
             redo=self.redo,

@@ -1,14 +1,11 @@
 """Aggregate tables that merge on write. `import tallybook as tb`: what users type is here.
 
-cli            the command line: its commands and their options
-connecting     how to reach a cluster: by arguments, the environment, or a small file
-drain_command  has a server hand its buckets over to the others, and end
-errors         every error that is raised on purpose, as `tb.errors`
-locks_command  what an operator does about column locks: list, release, forget
-spark          registers the data source `tallybook` with a Spark session
-text_tables    rows of text as columns of a table, for people
-tier_command   the command that keeps a copy of a table in a lake
-tiering        copies of tables in a lake, as `tb.tiering`
+cli         the command line, as an application
+commands/   what the command line does, one module per group of commands
+connecting  how to reach a cluster: by arguments, the environment, or a small file
+errors      every error that is raised on purpose, as `tb.errors`
+spark       registers the data source `tallybook` with a Spark session
+tiering     copies of tables in a lake, as `tb.tiering`
 """
 
 from foundation.errors import TallybookError

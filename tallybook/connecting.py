@@ -155,6 +155,13 @@ def find_reach(
     )
 
 
+def known_address(
+    address: str | None = None, environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """Return ZooKeeper's address as it was given, or is found; None if nothing says where it is."""
+    return address or environment.get(ADDRESS_VARIABLE) or _config(environment)[1].get("zookeeper")
+
+
 def read_secret(path: Path, what: str) -> str:
     """Return the text of a file; InvalidInput if there is none, or it is not to be read."""
     try:

@@ -124,7 +124,7 @@ class Leaders:
     def _holders(self, keys: Sequence[LeadKey]) -> dict[LeadKey, str]:
         if len(keys) > AT_ONCE:  # Most may be free, of a cluster that starts: one listing says so.
             led = set(self._store.children(LEADERS))
-            keys = [key for key in keys if str(key) in led]
+            keys = [key for key in keys if key.node_name in led]
         nodes = self._store.read_many([_path(key) for key in keys])
         return {
             key: read_text(_path(key), node.data)
@@ -135,7 +135,7 @@ class Leaders:
 
 def _path(key: LeadKey) -> str:
     """Return where the leader of a bucket is recorded."""
-    return leader_path(str(key))
+    return leader_path(key.node_name)
 
 
 def _parse(name: str) -> LeadKey:

@@ -81,17 +81,20 @@ def is_other_query(record: LockRecord, query_id: str | None) -> bool:
     return query_id is not None and record.batch >= 0 and record.query_id != query_id
 
 
-def counted_by(record: LockRecord, query_id: str | None, *, handover: bool) -> LockRecord:
+def counted_by(
+    record: LockRecord, query_id: str | None, *, handover: bool, query_name: str = ""
+) -> LockRecord:
     """Return the record of an owner whose batches this query counts from here on.
 
     Another query than before begins after what is committed. Whoever is no query (None) leaves the
     count to the query that it belongs to, or takes it over, and then its own numbers count.
     """
     if query_id is None:
-        return replace(record, query_id="", query_start=0) if handover else record
+        return replace(record, query_id="", query_name="", query_start=0) if handover else record
+    named = replace(record, query_name=query_name)
     if query_id == record.query_id:
-        return record
-    return replace(record, query_id=query_id, query_start=record.batch + 1)
+        return named
+    return replace(named, query_id=query_id, query_start=record.batch + 1)
 
 
 def plan_acquisition(
@@ -104,6 +107,7 @@ def plan_acquisition(
     query_id: str | None,
     stamp: bytes,
     handover: bool = False,
+    query_name: str = "",
 ) -> Acquisition:
     """Return what to write when no live lock is in the way: `records` are all of the table."""
     wanted = frozenset(columns)
@@ -113,7 +117,7 @@ def plan_acquisition(
     for rival, record in rivals.items():
         debts += unpaid(rival, record)
     record = replace(
-        counted_by(decided(own), query_id, handover=handover),
+        counted_by(decided(own), query_id, handover=handover, query_name=query_name),
         stamp=stamp,
         held=True,
         ready=False,
@@ -124,6 +128,7 @@ def plan_acquisition(
         offsets=Offsets(),
         debts=debts,
         prepared=None,
+        held_ms=0,
     )
     taken_over = {rival: decided(theirs).given_up() for rival, theirs in rivals.items()}
     return Acquisition(record=record, taken_over=taken_over)

@@ -10,6 +10,7 @@ next call, whatever that is. The life of a handle goes one way:
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,6 +64,7 @@ class ColumnLock:
         self._path = owner_path(table_id, owner)
         self._record = record
         self._version = version
+        self._written_s = time.monotonic()  # When the record was written, as far as known here.
         self._in_doubt = False  # Whether the node may be other than `_record` and `_version` say.
         self._end: LockState | None = None
         self._fenced_why = ""
@@ -148,7 +150,8 @@ class ColumnLock:
             self._check_batch(batch)
             record = self._record
             committed = {**record.committed, **dict.fromkeys(record.columns, record.epoch)}
-            return {"batch": batch, "offsets": ends, "prepared": None, "committed": committed}
+            fields = {"batch": batch, "offsets": ends, "prepared": None, "committed": committed}
+            return {**fields, "idle_ms": 0}
 
         self._update(change, servers)
 
@@ -233,7 +236,9 @@ class ColumnLock:
             if self._record.stamp == stamp:
                 return
             fields = {"abandoned": False, "stamp": stamp, **change()}
-            changed = replace(self._record, **fields)
+            now_s = time.monotonic()
+            aged = self._record.aged(int(1000 * (now_s - self._written_s)))
+            changed = replace(aged, **fields)
             write = Write(self._path, encode_record(changed), self._version)
             self._in_doubt = True
             try:
@@ -246,6 +251,7 @@ class ColumnLock:
                     ) from conflict
                 raise
             self._record, self._version, self._in_doubt = changed, self._version + 1, False
+            self._written_s = now_s
 
         with self._alone():
             if self._in_doubt:

@@ -109,7 +109,7 @@ def describe(table: CatalogTable, owner: str, held: LockEntry, now_ms: int) -> s
     """Return who holds what until when, and the way out.
 
     An expired lock is in the way of nobody but of an operator, who wants to forget or drop it. The
-    command is that of `tallybook.locks_command`; an embedded table, which it does not reach, is
+    command is that of `tallybook locks release`; an embedded table, which it does not reach, is
     settled by a writer of that owner.
     """
     record, name = held.record, table.definition.column_names

@@ -33,12 +33,31 @@ LONGEST_TTL_MS = 7 * 24 * 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class LockInfo:
-    """An owner as `ColumnLocks.all` shows it. `expires_ms` is by ZooKeeper's clock."""
+    """An owner as `ColumnLocks.all` shows it. Moments are by ZooKeeper's clock.
+
+    `committed_ms`: of its last batch; None if it has committed none. Of records that an earlier
+    release wrote, this and `held_since_ms` are when they were last written.
+    """
 
     owner: str
     record: LockRecord
     live: bool
     expires_ms: int
+
+    @property
+    def written_ms(self) -> int:
+        """When the record was last written: with a batch, or to renew it."""
+        return self.expires_ms - self.record.ttl_ms
+
+    @property
+    def held_since_ms(self) -> int | None:
+        """When the lock was acquired; None if it is not held."""
+        return self.written_ms - self.record.held_ms if self.record.held else None
+
+    @property
+    def committed_ms(self) -> int | None:
+        """When the last batch was committed."""
+        return self.written_ms - self.record.idle_ms if self.record.batch >= 0 else None
 
 
 class ColumnLocks:
@@ -59,6 +78,7 @@ class ColumnLocks:
         handover: bool = False,
         only_epoch: int | None = None,
         stamp: bytes | None = None,
+        query_name: str = "",
     ) -> ColumnLock:
         """Acquire the columns; what expired owners had not committed comes along as debts.
 
@@ -69,8 +89,8 @@ class ColumnLocks:
         another query of this owner, and this one begins where it ended. `only_epoch`: only if the
         record still has this epoch, else Fenced; so a writer starts over without fencing a
         successor. `stamp`: of this acquisition (`new_stamp`), for whoever calls again after an
-        unknown outcome or in another session, so that what took effect is recognised. Refused: the
-        message says whose the columns are.
+        unknown outcome or in another session, so that what took effect is recognised. `query_name`:
+        what people call the query. Refused: the message says whose the columns are.
         """
         owner_path(table.table_id, owner)  # Judge the owner id before anything is read.
         if not SHORTEST_TTL_MS <= ttl_ms <= LONGEST_TTL_MS:
@@ -104,12 +124,13 @@ class ColumnLocks:
             plan = plan_acquisition(
                 owner,
                 wanted,
-                held.records,
+                self._aged(held),
                 epoch=held.epoch + 1,
                 ttl_ms=ttl_ms,
                 query_id=query_id,
                 stamp=stamp,
                 handover=handover,
+                query_name=query_name,
             )
             try:
                 self._store.transact(_acquiring(table.table_id, owner, held, plan))
@@ -179,6 +200,16 @@ class ColumnLocks:
         for owner, lock in locks.items():
             if lock.is_live(now_ms):
                 raise LockHeld(describe(table, owner, lock, now_ms))
+
+    def _aged(self, held: LockSet) -> Mapping[str, LockRecord]:
+        """Return the records as they are to be written now; the clock is asked if there are any."""
+        if not held.owners:
+            return {}
+        now_ms = self._store.now_ms()
+        return {
+            owner: lock.record.aged(now_ms - lock.modified_ms)
+            for owner, lock in held.owners.items()
+        }
 
     def _check_rivals(
         self, table: CatalogTable, owner: str, wanted: tuple[int, ...], held: LockSet

@@ -1,13 +1,15 @@
 """The lock record of an owner, as bytes.
 
-Format 2, in the frame of `framing` (columns are a count and the deltas of sorted ids):
+Format 3, in the frame of `framing` (columns are a count and the deltas of sorted ids):
 
     flags (1 byte: 1 held, 2 ready, 4 abandoned, 8 prepared), stamp (16 bytes),
-    epoch, ttl_ms, batch + 1, query id, query start, columns,
+    epoch, ttl_ms, batch + 1, query id, query start, query name, held_ms, idle_ms, columns,
     columns ever committed, then the epochs of their last commits,
     offsets, [prepared: epoch, batch + 1, location],
     count of debts, then per debt: kind (1 byte: 0 undo, 1 redo), owner, columns, offsets,
                                    [redo: epoch, batch + 1, location]
+
+Format 2 has no query name, held_ms and idle_ms.
 """
 
 from functools import lru_cache
@@ -53,6 +55,8 @@ def encode_record(record: LockRecord) -> bytes:
         encode_integers([record.epoch, record.ttl_ms, record.batch + 1]),
         encode_text(record.query_id),
         encode_one(record.query_start),
+        encode_text(record.query_name),
+        encode_integers([record.held_ms, record.idle_ms]),
         _columns(record.columns),
         _columns(tuple([column for column, _ in committed])),
         encode_integers([epoch for _, epoch in committed]),
@@ -127,6 +131,14 @@ def _read_debt(reader: Reader) -> Debt:
 
 
 def _read_format_2(reader: Reader) -> LockRecord:
+    return _read_record(reader, has_ages=False)
+
+
+def _read_format_3(reader: Reader) -> LockRecord:
+    return _read_record(reader, has_ages=True)
+
+
+def _read_record(reader: Reader, *, has_ages: bool) -> LockRecord:
     flags = reader.octet()
     record = LockRecord(
         held=bool(flags & _HELD),
@@ -138,6 +150,9 @@ def _read_format_2(reader: Reader) -> LockRecord:
         batch=reader.integer() - 1,
         query_id=reader.text(),
         query_start=reader.integer(),
+        query_name=reader.text() if has_ages else "",
+        held_ms=reader.integer() if has_ages else 0,
+        idle_ms=reader.integer() if has_ages else 0,
         columns=_read_columns(reader),
         committed={column: reader.integer() for column in _read_columns(reader)},
         offsets=reader.offsets(),
@@ -150,5 +165,8 @@ def _read_format_2(reader: Reader) -> LockRecord:
 
 
 FORMATS: RecordFormats[LockRecord] = Formats(
-    name="lock-record", current=2, readers={2: _read_format_2}, error=CorruptRecord
+    name="lock-record",
+    current=3,
+    readers={2: _read_format_2, 3: _read_format_3},
+    error=CorruptRecord,
 )

@@ -49,8 +49,12 @@ class LockRecord:
 
     `batch` is the last committed one (-1: none), by the owner's count. `query_id` is the streaming
     query that counts them ("": whoever writes counts by itself), and `query_start` what its batch 0
-    is by the owner's count: another query under the same owner numbers on. `offsets` are the log
-    ends at the last commit, or at `ready`; only a ready lock has them. `committed` tells at which
+    is by the owner's count: another query under the same owner numbers on; `query_name` is what
+    people call it ("": nothing, or not known). `held_ms` and `idle_ms` are for people, too: how
+    long the lock had been held, and how long ago the last batch was committed, when the record was
+    written. So the time of the node tells both moments by the store's clock, and no commit has to
+    ask for it. `offsets` are the log ends at the last commit, or at `ready`; only a ready lock has
+    them. `committed` tells at which
     epoch this owner last committed each column. `stamp` is new with every change: by it a write of
     unknown outcome is recognised.
     """
@@ -64,6 +68,9 @@ class LockRecord:
     batch: int = -1
     query_id: str = ""
     query_start: int = 0
+    query_name: str = ""
+    held_ms: int = 0
+    idle_ms: int = 0
     columns: tuple[int, ...] = ()
     committed: Mapping[int, int] = field(default_factory=dict)
     offsets: Offsets = field(default_factory=Offsets)
@@ -81,6 +88,11 @@ class LockRecord:
         if not self.held:
             return frozenset()
         return frozenset(self.columns).union(*(debt.columns for debt in self.debts))
+
+    def aged(self, elapsed_ms: int) -> "LockRecord":
+        """Return the record as it has to be written so long after it was written last."""
+        elapsed_ms = max(0, elapsed_ms)
+        return replace(self, held_ms=self.held_ms + elapsed_ms, idle_ms=self.idle_ms + elapsed_ms)
 
     def given_up(self) -> "LockRecord":
         """Return the record of an owner that holds nothing; what it has committed stays."""

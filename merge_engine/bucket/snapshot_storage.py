@@ -161,7 +161,7 @@ class SnapshotStorage:
         target = LocalStorage(temporary)
 
         def download(file: SnapshotFile) -> None:
-            target.create(file.name, self._read(manifest, file))
+            target.create(file.name, self.read_file(manifest, file))
 
         try:
             with ThreadPoolExecutor(_RESTORE_THREADS, "restore") as pool:
@@ -171,7 +171,8 @@ class SnapshotStorage:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
-    def _read(self, manifest: Manifest, file: SnapshotFile) -> bytes:
+    def read_file(self, manifest: Manifest, file: SnapshotFile) -> bytes:
+        """Return a file of a snapshot; CorruptSnapshot if it is not what was uploaded."""
         where = f"snapshot {manifest.snapshot_id}: {file.name}, object {file.object_name},"
         try:
             data = self._storage.read(file.object_name)

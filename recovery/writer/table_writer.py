@@ -77,6 +77,7 @@ class TableWriter:
     by now. Batches are numbered by the caller, and the number is the batch's identity: one at or
     below the last committed is a replay, whatever its rows. `query_id`: of a streaming query, whose
     batches start at 0 with every new query; `next_batch` is for callers that have no count.
+    `query_name`: what people call it, for those who list locks.
     `only_epoch`: of an operator, who releases the lock of this epoch and no later one: Fenced if
     there is one. It goes on with the owner's columns and count as they are, whoever had them last.
     """
@@ -94,6 +95,7 @@ class TableWriter:
         redo: RedoLog | None = None,
         only_epoch: int | None = None,
         pause: Callable[[float], None] = time.sleep,
+        query_name: str = "",
     ) -> None:
         self._access = access
         self._owner = owner
@@ -103,6 +105,7 @@ class TableWriter:
         self._schema: Schema | None = None
         self._ttl_ms = ttl_ms
         self._query_id = query_id
+        self._query_name = query_name
         self._handover = handover
         self._deadline_s = deadline_s
         self._redo = redo
@@ -360,6 +363,7 @@ class TableWriter:
             handover=self._handover,
             only_epoch=self._only_epoch if known is None else known.epoch,
             stamp=self._stamp,
+            query_name=self._query_name,
         )
         self._stamp = new_stamp()
         self._handover = False  # It has happened.

@@ -50,7 +50,7 @@ class Overview:
         known = ClusterTable(table)
         remote = self._cluster.table_by_id(table.table_id)
         ids = remote.bucket_ids()
-        buckets = _buckets_of(table.table_id, servers)
+        buckets = buckets_of(table.table_id, servers)
         led = [one for one in buckets.values() if one["server"] is not None]
         locks = coordinator.locks.all(table)
         committed = {lock.owner: lock.record.batch for lock in locks}
@@ -60,7 +60,7 @@ class Overview:
             "schema": _schema(known.schema),
             "buckets": [
                 buckets.get(name, {"bucket": name, "server": None, "why": NO_SERVER})
-                for name in (str(LeadKey(table.table_id, key)) for key in ids)
+                for name in map(str, ids)
             ],
             "rows": sum(one["rows"] for one in led),
             "bytes": sum(one["bytes"] for one in led),
@@ -153,7 +153,7 @@ def _server(status: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _buckets_of(table_id: int, servers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def buckets_of(table_id: int, servers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the buckets of a table that a server says something of, by their names."""
     found: dict[str, dict[str, Any]] = {}
     for server in servers:
@@ -199,20 +199,16 @@ def _lock(
     table: CatalogTable, lock: LockInfo, buckets: Mapping[str, Mapping[str, Any]], now_ms: int
 ) -> dict[str, Any]:
     record = lock.record
-    uncommitted = {
-        name: work - offset
-        for bucket, offset in record.offsets.items()
-        if (name := str(LeadKey(table.table_id, bucket))) in buckets
-        and (work := buckets[name].get("work", {}).get(lock.owner, 0)) > offset
-    }
+    uncommitted = uncommitted_of(lock, buckets)
     return {
         "owner": lock.owner,
         "query": record.query_id,
+        "query_name": record.query_name,
         "columns": table.definition.column_names(record.columns),
-        "state": state_of(lock),
+        "state": state_of(lock, uncommitted=bool(uncommitted)),
         "epoch": record.epoch,
         "batch": record.batch,
-        "changed_s": _seconds(now_ms - (lock.expires_ms - record.ttl_ms)),
+        "changed_s": _seconds(now_ms - lock.written_ms),
         "expires_in_s": _seconds(lock.expires_ms - now_ms) if record.held else None,
         "debts": len(record.debts),
         "debtors": sorted({debt.owner for debt in record.debts}),
@@ -234,13 +230,27 @@ def _copy(name: str, copy: LakeCopy, committed: Mapping[str, int], now_ms: int) 
     }
 
 
-def state_of(lock: LockInfo) -> str:
-    """Return the state of a lock in a word or two."""
+def uncommitted_of(lock: LockInfo, buckets: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many changes of an owner its last commit does not have, of each bucket with any.
+
+    `buckets`: as `buckets_of` returns them; what no server tells of is not counted.
+    """
+    return {
+        name: work - offset
+        for bucket, offset in lock.record.offsets.items()
+        if (name := str(bucket)) in buckets
+        and (work := buckets[name].get("work", {}).get(lock.owner, 0)) > offset
+    }
+
+
+def state_of(lock: LockInfo, *, uncommitted: bool = False) -> str:
+    """Return the state of a lock in a word or two; `uncommitted`: servers know of such changes."""
     record = lock.record
     if not record.held:
         return "released"
     if not lock.live:
-        return "expired with debts" if record.debts or record.prepared is not None else "expired"
+        owes = bool(record.debts) or record.prepared is not None or uncommitted
+        return "expired with debts" if owes else "expired"
     return "ready" if record.ready else "recovering"
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from foundation.errors import NotLeader
+from foundation.versions import version_of
+from merge_engine.bucket.log import wall_clock_ms
 from server.tablet.complaints import Complaints
 from server.tablet.hosting import Hosting
 from server.tablet.limits import Admission
@@ -54,7 +56,7 @@ class StatusReport:
         """Return counters and buckets, for people and the command line."""
         buckets = [
             {
-                "bucket": str(key),
+                "bucket": str(key.bucket),
                 "table": self._table_name(key.table_id),
                 "table_id": key.table_id,
                 "term": led.term,
@@ -70,13 +72,15 @@ class StatusReport:
         return {
             "address": address,
             "pid": os.getpid(),
+            "version": version_of("tallybook"),
+            "time_ms": wall_clock_ms(),
             "session": session,
             "uptime_s": round(time.time() - self._since, 1),
             "metrics_address": metrics_address,
             "buckets": buckets,
             "unopened": [
                 {
-                    "bucket": str(key),
+                    "bucket": str(key.bucket),
                     "table": self._table_name(key.table_id),
                     "table_id": key.table_id,
                     "why": why,
@@ -96,14 +100,17 @@ class StatusReport:
 
     def _end_offsets(self) -> dict[Labels, float]:
         return {
-            (("bucket", str(key)), ("table", self._table_name(key.table_id))): led.bucket.end_offset
+            (
+                ("bucket", str(key.bucket)),
+                ("table", self._table_name(key.table_id)),
+            ): led.bucket.end_offset
             for key, led in self._hosting.led().items()
         }
 
     def _owner_epochs(self) -> dict[Labels, float]:
         return {
             (
-                ("bucket", str(key)),
+                ("bucket", str(key.bucket)),
                 ("owner", owner),
                 ("table", self._table_name(key.table_id)),
             ): epoch

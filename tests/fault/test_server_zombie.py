@@ -444,5 +444,5 @@ def test_a_server_whose_nodes_were_deleted_behind_its_back_is_refused_and_joins_
 
 def _delete_nodes(client: Cluster, session: str) -> None:
     led = [key for key, name in client.coordinator.leaders.all().items() if name == session]
-    paths = [server_path(session), *(leader_path(str(key)) for key in led)]
+    paths = [server_path(session), *(leader_path(key.node_name) for key in led)]
     client.coordinator.store.transact([Delete(path) for path in paths])

@@ -48,7 +48,7 @@ def starts(table: RemoteTable) -> list[int]:
         bucket["start_offset"]
         for server in status
         for bucket in server["buckets"]
-        if bucket["bucket"].startswith(f"{table.table_id}-")
+        if bucket["table_id"] == table.table_id
     ]
 
 

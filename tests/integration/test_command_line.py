@@ -55,7 +55,8 @@ def test_a_server_serves_shows_its_status_and_stops_when_asked(
                 [status] = cluster.status()
             shown = tallybook("status", address)
             assert shown.returncode == 0, shown.stderr
-            head, first, second = shown.stdout.splitlines()
+            head, first, second, _, tables, _ = shown.stdout.splitlines()
+            assert tables.startswith("TABLE ")
             assert head.split() == [
                 "SERVER",
                 "PID",
@@ -104,29 +105,24 @@ def test_a_token_beside_an_open_zookeeper_is_refused_in_one_line(
 def test_help_names_the_options_and_where_secrets_go() -> None:
     shown = tallybook("serve", "--help")
     assert shown.returncode == 0
-    assert shown.stdout.startswith("usage: tallybook serve ")
-    for word in ("--zookeeper", "--on-spark", "--servers N", "TALLYBOOK_TOKEN", "--allow-open"):
+    assert "Usage: tallybook serve " in shown.stdout
+    for word in ("--zookeeper", "--on-spark", "--servers", "TALLYBOOK_TOKEN", "--allow-open"):
         assert word in shown.stdout
 
 
 def test_options_that_are_missing_are_named() -> None:
     refused = tallybook("serve", "--zookeeper", "127.0.0.1:1")
     assert refused.returncode == 2
-    assert "the following arguments are required: --logs, --views" in refused.stderr
+    assert "Missing option '--logs'" in refused.stderr
 
 
 def test_a_cluster_that_is_not_there_has_no_status() -> None:
     refused = tallybook("status", "127.0.0.1:1", "--deadline", "0.2")
     assert refused.returncode == 1
-    assert "no status of 127.0.0.1:1" in refused.stderr
+    assert "tallybook status: no ZooKeeper at 127.0.0.1:1" in refused.stderr
 
 
 def test_the_installed_command_is_this_one() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     entry = EntryPoint("tallybook", scripts["tallybook"], "console_scripts")
     assert entry.load() is cli.main
-
-
-def test_a_server_that_does_not_answer_is_shown_with_its_error() -> None:
-    lines = cli.status_lines([{"address": "h:1", "error": "gone"}])
-    assert lines[1].split() == ["h:1", *"------", "(gone)"]

@@ -1,10 +1,10 @@
 """The documentation is true: its code runs, its options exist, its links lead somewhere."""
 
-import argparse
 import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ from sink.aggregate_sink import AggregateSink
 from sink.options import OWNER_ID, TTL, SinkOptions
 from sink.source.options import OPTIONS
 from sink.tiering.options import TieringOptions
-from tallybook import tier_command
+from tallybook import cli
+from tallybook.commands import tier
+from tallybook.connecting import Reach
 from tests.support.documented import (
     NAMES,
     ROOT,
@@ -128,7 +130,7 @@ def test_the_options_of_a_sink_are_those_that_it_takes() -> None:
     } == {name: [default] for name, default in defaults.items()}
 
 
-def test_the_options_of_tiering_are_those_that_it_takes() -> None:
+def test_the_options_of_tiering_are_those_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     told, options = {}, set()
     for row in page("docs/tiering.md").table("argument of `tb.tiering.run`"):
         [argument], option = (re.findall(r"`([^`]+)`", cell) for cell in [*row.values()][:2])
@@ -141,10 +143,12 @@ def test_the_options_of_tiering_are_those_that_it_takes() -> None:
     # How a cluster is reached, and what is the command's own, is told below the table.
     others = {"--zookeeper", "--token-file", "--tls-root", "--deadline", "--metrics-port"}
     assert options - {"TABLE"} | others | {"--master", "--help"} == set(options_of("tier"))
-    command = argparse.ArgumentParser()
-    tier_command.add_options(command)
-    given = tier_command.options_of(command.parse_args(["accounts", "--to", "lake"]))
-    assert given == TieringOptions(table="accounts", to="lake"), "both have the same defaults"
+    monkeypatch.setattr(tier, "run", lambda _, options, **__: given.append(options))
+    given: list[TieringOptions] = []
+    monkeypatch.setattr(Reach, "connect", lambda *_, **__: nullcontext())
+    words = ["tier", "accounts", "--to", "lake", "--zookeeper", "127.0.0.1:1"]
+    assert cli.main(words) == 0
+    assert given == [TieringOptions(table="accounts", to="lake")], "both have the same defaults"
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -1,5 +1,6 @@
 """`tallybook locks`: what an operator sees of column locks, and does about them."""
 
+import json
 import os
 import re
 import signal
@@ -23,7 +24,8 @@ from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from server.launch.local_cluster import LocalCluster
 from server.protocol.environment import ADDRESS_VARIABLE
-from tallybook import cli, locks_command
+from tallybook import cli
+from tallybook.commands import releasing
 from tests.conftest import SUMS
 from tests.support.coordinators import DEFINITION
 from tests.support.faulty_storage import interrupt
@@ -200,7 +202,9 @@ def test_an_expired_lock_is_released_right_away(
     dies(job, 1)
     assert values(table) == [1001] * 3
     expired(cluster, table, "etl-1")
-    assert "expired since 2" in locks("list", table.name)[1]
+    assert re.search(
+        r" expired with debts +\S+ \S+ UTC +0, .* ago\)$", locks("list", table.name)[1], re.M
+    )
     assert locks("release", table.name, "etl-1")[0] == 0
     assert values(table) == [1] * 3
 
@@ -217,13 +221,16 @@ def test_an_abandoned_lock_is_released_right_away_and_with_it_what_it_owes_of_ot
     with arm("writer.fenced", interrupt), pytest.raises(KeyboardInterrupt):
         second.start()
     second._held().abandon()
-    code, out, _ = locks("list", table.name)
-    assert code == 0
-    assert [line.split()[1:] for line in out.splitlines()] == [
-        ["OWNER", "COLUMNS", "STATE", "EPOCH", "BATCH", "DEBTS"],
-        ["etl-1", "a", "not", "held", "1", "0", "-"],
-        ["etl-2", "a,", "b", "abandoned", "2", "-", "undo", "of", "etl-1", "(a)"],
+    assert "etl-1" not in locks("list", table.name)[1], "a former owner"
+    listed = json.loads(locks("list", table.name, "--all", "--json")[1])
+    assert [(one["owner"], one["columns"], one["state"], one["debts"]) for one in listed] == [
+        ("etl-1", ["a"], "released", []),
+        ("etl-2", ["a", "b"], "abandoned with debts", ["undo of etl-1 (a)"]),
     ]
+    code, out, _ = locks("show", table.name, "etl-2")
+    assert code == 0
+    assert re.search(r"^state +abandoned with debts$", out, re.M)
+    assert re.search(r"^debt +undo of etl-1 \(a\)$", out, re.M)
     assert locks("release", table.name, "etl-1")[:2] == (
         0,
         f"`etl-1` holds nothing of table {table.name}; its last committed batch is 0, and it may "
@@ -252,7 +259,7 @@ def test_a_promised_batch_that_another_has_to_keep_is_listed(
     second = table.writer(owner_id="etl-2", columns=["a"], handover=True)
     with arm("writer.fenced", interrupt), pytest.raises(KeyboardInterrupt):
         second.start()
-    assert "redo of batch 0 of etl-1 (a)\n" in locks("list", table.name)[1]
+    assert "redo of batch 0 of etl-1 (a)\n" in locks("show", table.name, "etl-2")[1]
     assert locks("release", table.name, "etl-2", "--force")[0] == 0
     assert values(table) == [1000] * 3
 
@@ -304,13 +311,13 @@ def test_a_job_that_comes_back_meanwhile_is_left_alone(
     dies(job, 0)
     job._held().abandon()
     again = table.writer(owner_id="etl-1", columns=["a"])
-    check = locks_command._check_releasable
+    check = releasing._check_releasable
 
     def and_back(*found: Any, **settings: Any) -> None:
         check(*found, **settings)
         again.start()
 
-    monkeypatch.setattr(locks_command, "_check_releasable", and_back)
+    monkeypatch.setattr(releasing, "_check_releasable", and_back)
     code, _, err = locks("release", table.name, "etl-1")
     assert code == 1
     assert "`etl-1` came back, or somebody else released its lock" in err
@@ -357,14 +364,17 @@ def test_an_owner_is_forgotten_when_it_holds_nothing(table: RemoteTable, locks: 
     assert code == 1
     assert f"`tallybook locks release {table.name} 'etl 1' --force`" in err
     job.close()
-    code, out, _ = locks("forget", table.name, "etl 1")
+    code, out, err = locks("forget", table.name, "etl 1")
+    assert (code, out) == (2, "")
+    assert "say --yes if it is meant" in err
+    code, out, _ = locks("forget", table.name, "etl 1", "--yes")
     assert (code, out) == (
         0,
         f"table {table.name} has forgotten `etl 1`, whose last committed batch was 0\n",
     )
     assert locks("list", table.name)[:2] == (
         0,
-        f"nobody has, or ever had, a lock on columns of table {table.name}\n",
+        f"nobody holds columns of table {table.name}; --all lists former owners\n",
     )
     assert locks("forget", table.name, "etl 1")[0] == 1
 
@@ -380,8 +390,12 @@ def test_all_tables_are_listed_unless_one_is_named(
         ):
             _, everything, _ = locks("list")
             _, one, _ = locks("list", "visits")
-        assert re.search(rf"^{table.name} +etl-1 +a +live until .* UTC +1 +- +-$", everything, re.M)
-        assert re.search(r"^visits +etl-2 +b +live until ", everything, re.M)
+        assert re.search(
+            rf"^{table.name} +etl-1 +- +a +ready +\S+ \S+ UTC +- .* UTC \(in 9 min\)$",
+            everything,
+            re.M,
+        )
+        assert re.search(r"^visits +etl-2 +- +b +ready ", everything, re.M)
         assert [line.split()[0] for line in one.splitlines()] == ["TABLE", "visits"]
     finally:
         cluster.drop_table("visits")
@@ -419,9 +433,9 @@ def test_without_an_address_it_says_where_to_give_it(
     monkeypatch.delenv(ADDRESS_VARIABLE)
     code, _, err = locks("list")
     assert code == 1
-    assert "give it as --zookeeper, or in the variable TALLYBOOK_ZOOKEEPER" in err
+    assert "give it as --zookeeper, in the variable TALLYBOOK_ZOOKEEPER" in err
     assert cli.main(["status"]) == 1
-    assert "give it as the first argument, or in the variable" in capsys.readouterr().err
+    assert "give it as --zookeeper, in the variable" in capsys.readouterr().err
 
 
 def test_the_status_finds_the_cluster_by_the_variable_too(

@@ -348,7 +348,7 @@ def test_a_client_that_never_ends_its_put_does_not_keep_a_server(
     address = chroot(zookeeper)
     with ExitStack() as stack:
         log = stack.enter_context(json_log())
-        client = stack.enter_context(client_of(address))
+        client = stack.enter_context(client_of(address, create=True))
         server = running(address, tmp_path).start()
         table = client.create_table("t", SCHEMA, buckets=1, column_locks=False)
         table.put({"k": [1], "a": [1]})
@@ -425,7 +425,7 @@ def test_the_metrics_are_what_was_done(small: Small) -> None:
     assert value("buckets_led") == 2
     ends = small.table.end_offsets()
     for bucket, end in ends.items():
-        name = f"{small.table.table_id}-{bucket.partition}-{bucket.number}"
+        name = str(bucket)
         assert value("log_end_offset", bucket=name, table="t") == end
     [status] = small.cluster.status()
     shown = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))

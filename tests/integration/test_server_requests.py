@@ -192,9 +192,24 @@ BAD_PUTS: dict[str, Put] = {
     ),
     "one bucket twice": (TWICE, [(GOOD, b"0"), (GOOD, b"1")], BadRequest, "names a bucket twice"),
     "no buckets": ({"buckets": []}, [(GOOD, b"0"), closing(GOOD)], BadRequest, "bucket 0 of 0"),
-    "a bucket number too high": ({"buckets": [[0, 2, -1]]}, [], BadRequest, "1-0-2 is none of"),
-    "a negative bucket number": ({"buckets": [[0, -1, -1]]}, [], BadRequest, "1-0--1 is none of"),
-    "a negative partition": ({"buckets": [[-1, 0, -1]]}, [], BadRequest, "1--1-0 is none of"),
+    "a bucket number too high": (
+        {"buckets": [[0, 2, -1]]},
+        [],
+        BadRequest,
+        "0/2 of table 1 is none of",
+    ),
+    "a negative bucket number": (
+        {"buckets": [[0, -1, -1]]},
+        [],
+        BadRequest,
+        "0/-1 of table 1 is none of",
+    ),
+    "a negative partition": (
+        {"buckets": [[-1, 0, -1]]},
+        [],
+        BadRequest,
+        "-1/0 of table 1 is none of",
+    ),
     "an unknown partition": (
         {"buckets": [[9, 0, -1]]},
         [(GOOD, b"0"), closing(GOOD)],

@@ -16,9 +16,10 @@ from merge_engine.storage.objects import LocalStorage
 from recovery.writer.rows import Rows
 from server.client.cluster import connect
 from server.client.remote_table import RemoteTable
+from server.page.overview import Overview
 from server.tablet.config import ServerConfig
 from server.tablet.tablet_server import TabletServer
-from tallybook.cli import status_lines
+from tallybook.commands.status import problems_of, status_rows
 from tests.conftest import schema_of
 from tests.support.small_disk import small_file_system
 from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
@@ -77,7 +78,7 @@ def test_a_full_log_disk_is_an_error_that_is_said_once_and_everywhere(
         assert len(said) == 1, said
         assert str(logs) in said[0]
         assert list(server.status()["problems"]) == ["disk full"]
-        assert "disk full" in "\n".join(status_lines(client.status()))
+        assert "disk full" in "\n".join(problems_of(Overview(client).look(), snapshot_age_s=60.0))
         filler.unlink()
         table.put({"k": [1], "text": ["there is room"]})
         assert server.status()["problems"] == {}
@@ -98,11 +99,11 @@ def test_a_bucket_that_cannot_be_opened_says_why_to_operators_and_clients(
             wait_until(lambda: bool(server.status()["unopened"]), "it cannot be opened")
             with pytest.raises(ServerUnavailable, match=r"cannot be opened: .*checksum mismatch"):
                 table.lookup({"k": [1]})
-            listed, told = [
-                line for line in status_lines(client.status()) if "cannot be opened" in line
-            ]
-            assert listed.endswith("(cannot be opened: see below)")
-            assert told.startswith(f"! {server.address}: bucket 1-0-0 cannot be opened: segment")
+            [listed] = [row for row in status_rows(client.status()) if "0/0" in row]
+            assert listed[-1] == "(cannot be opened: see below)"
+            told = "\n".join(problems_of(Overview(client).look(), snapshot_age_s=3600.0))
+            assert f"{server.address}: bucket 0/0 of table 1 cannot be opened: segment" in told
+            assert "table t: bucket 0/0 without a leader: segment" in told
             assert len(errors(caplog, "cannot be opened")) == 1
             before = sorted(logs.rglob("*.seg"))
             segment.write_bytes(good)
@@ -153,19 +154,3 @@ def test_what_is_committed_is_read_while_the_log_store_says_nothing(
             assert table.scan().to_arrow().num_rows == 3
         finally:
             answers.set()
-
-
-def test_the_status_says_what_a_server_complains_of() -> None:
-    lines = status_lines(
-        [
-            {
-                "address": "127.0.0.1:7070",
-                "pid": 1,
-                "uptime_s": 5,
-                "buckets": [],
-                "unopened": [],
-                "problems": {"disk full": "no room to create /logs/x"},
-            }
-        ]
-    )
-    assert lines[-1] == "! 127.0.0.1:7070: disk full: no room to create /logs/x"

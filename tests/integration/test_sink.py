@@ -27,7 +27,7 @@ from server.launch.local_cluster import LocalCluster
 from sink import executors, tasks_work
 from sink.aggregate_sink import AggregateSink
 from sink.routing import RecentBatches, count_executors
-from tallybook.locks_command import release
+from tallybook.commands.releasing import release
 from tests.conftest import SUMS, schema_of
 from tests.support.faulty_storage import interrupt
 from tests.support.sinks import KEYS, Killed, Sinks, counted, ones, sinks_of, stored, write_file

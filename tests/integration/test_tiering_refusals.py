@@ -475,16 +475,16 @@ def test_the_command_refuses_in_one_line(scene: TieringScene, tmp_path: Path) ->
             1,
             "no deletion",
         ),
-        ((table.name,), 2, "the following arguments are required: --to"),
+        ((table.name,), 2, "--to"),
         ((table.name, "--to", lake, "--metrics-port", "99999"), 2, "99999"),
     ):
         found = run(scene, *words)
         assert found.returncode == code, found.stderr
         lines = found.stderr.strip().splitlines()
-        assert said in lines[-1], found.stderr
+        assert said in (lines[-1] if code == 1 else found.stderr), found.stderr
         if code == 1:
             assert len(lines) == 1
-            assert lines[0].startswith(f"tallybook tier {words[0]}: ")
+            assert lines[0].startswith("tallybook tier: ")
     assert not Path(lake).exists()
 
 

@@ -60,7 +60,7 @@ def _znodes(cluster: Cluster) -> Iterator[str]:
     }
     buckets = {number: set(table.bucket_ids()) for number, table in tables.items()}
     known[LEADERS] = {
-        str(LeadKey(int(number), key)) for number, keys in buckets.items() for key in keys
+        LeadKey(int(number), key).node_name for number, keys in buckets.items() for key in keys
     }
     for number, keys in buckets.items():
         known[f"{SNAPSHOTS}/{number}"] = {f"{key.partition}-{key.number}" for key in keys}

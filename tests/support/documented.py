@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import tallybook
 from locks.store import embedded_zookeeper
@@ -292,18 +293,16 @@ def _check_options(words: Sequence[str], given: Sequence[str], known: Sequence[s
 def _command_of(words: Sequence[str]) -> list[str]:
     """Return the names of the command and of what it is to do, such as `locks release`."""
     first = list(words[:1])
-    return [*first, *words[1:2]] if first == ["locks"] else first
+    return [*first, *words[1:2]] if first and tuple(first) in _groups() else first
 
 
 @cache
 def options_of(*command: str) -> Sequence[str]:
     """Return the options of a command of `tallybook`, by its own help; BadPage if it is none."""
     said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
-        try:
-            code: object = cli.main([*command, "--help"])
-        except SystemExit as exc:
-            code = exc.code
+    with redirect_stdout(said), redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "300")  # An option is not to be cut.
+        code = cli.main([*command, "--help"])
     if code:
         raise BadPage(f"tallybook {shlex.join(command)}: {said.getvalue().strip()}")
     return sorted(set(re.findall(r"--[a-z][a-z-]*", said.getvalue())))
@@ -311,12 +310,27 @@ def options_of(*command: str) -> Sequence[str]:
 
 def all_options() -> set[str]:
     """Return the options of all commands of `tallybook`."""
-    actions = [("locks", action) for action in ("list", "release", "forget")]
-    return {
-        option
-        for command in [("serve",), ("status",), ("tier",), *actions]
-        for option in options_of(*command)
-    }
+    return {option for command in all_commands() for option in options_of(*command)}
+
+
+@cache
+def all_commands() -> Sequence[tuple[str, ...]]:
+    """Return all commands of `tallybook`, and itself, as words."""
+    return [(), *_below(())]
+
+
+@cache
+def _groups() -> set[tuple[str, ...]]:
+    return {command[:-1] for command in all_commands() if len(command) == 2}
+
+
+def _below(command: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield the commands that the help of one lists, and those below them."""
+    found: Any = get_command(cli.app)
+    for word in command:
+        found = found.commands[word]
+    for name in getattr(found, "commands", ()):
+        yield from ((*command, name), *_below((*command, name)))
 
 
 # --- Values in tables -----------------------------------------------------------------------------

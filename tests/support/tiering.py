@@ -133,7 +133,7 @@ def clean_log(table: RemoteTable, commit: Any) -> None:
             bucket["bucket"]: bucket["start_offset"]
             for server in status
             for bucket in server["buckets"]
-            if bucket["bucket"].startswith(f"{table.table_id}-")
+            if bucket["table_id"] == table.table_id
         }
 
     before = starts()

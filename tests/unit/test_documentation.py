@@ -111,9 +111,9 @@ def test_places_are_replaced_by_those_of_the_test(run: Any) -> None:
 def test_commands_that_nobody_knows_or_that_fail_are_refused(run: Any) -> None:
     with pytest.raises(BadPage, match="nobody knows how to run rm -r x"):
         run("rm -r x\n", kind="sh")
-    with pytest.raises(AssertionError, match="tallybook status: no status of a cluster: "):
+    with pytest.raises(AssertionError, match=r"tallybook status: .*address is missing"):
         run("tallybook status\n", kind="sh")
-    with pytest.raises(SystemExit):
+    with pytest.raises(AssertionError, match="No such option: --no-such-option"):
         run("tallybook status --no-such-option\n", kind="sh")
 
 

@@ -110,8 +110,8 @@ def test_damage_that_the_checksum_covers_up_raises_nothing_else(
 
 def test_a_record_of_another_format_names_both_formats() -> None:
     encoded = encode_record(LockRecord())
-    with pytest.raises(CorruptRecord, match="format 3, this release reads 2; it was written by"):
-        decode_record(b"\3" + encoded[1:])
+    with pytest.raises(CorruptRecord, match="format 4, this release reads 2 and 3; it was written"):
+        decode_record(b"\4" + encoded[1:])
     with pytest.raises(CorruptRecord, match="ends 1 bytes early"):
         decode_record(b"")
 

@@ -141,7 +141,9 @@ def test_a_change_is_made_to_the_list_as_it_is(coordinator: Coordinator, key: Le
 
 def test_what_cannot_be_added_is_refused(coordinator: Coordinator, key: LeadKey) -> None:
     lists = coordinator.snapshots
-    with pytest.raises(InvalidInput, match=r"nobody has claimed .* bucket 1-0-2; claim them"):
+    with pytest.raises(
+        InvalidInput, match=r"nobody has claimed .* bucket 0/2 of table 1; claim them"
+    ):
         lists.remove(lists.read(key), [1])
     listed = lists.add(lists.claim(key, 5), snapshot(1), retained=2)
     for wrong, retained, why in (

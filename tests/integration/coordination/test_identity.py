@@ -1,5 +1,6 @@
 """Who is who, on both stores: records read together, owners that come back, queries, names, ids."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from foundation.ids import BucketId, LeadKey
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.acquisition import unpaid
 from locks.column_locks.column_lock import ColumnLock
-from locks.column_locks.locks import DEFAULT_TTL_MS
+from locks.column_locks.locks import DEFAULT_TTL_MS, LockInfo
 from locks.coordinator import Coordinator
 from locks.snapshots.leases import SHORTEST_LEASE_MS
 from locks.snapshots.list_records import ListedSnapshot
@@ -361,7 +362,7 @@ def test_a_flipped_bit_is_found_in_whatever_is_kept(
     reading: dict[str, Callable[[], object]] = {
         dropped_path(gone.table_id): coordinator.dropped.all,
         server_path(server.name): coordinator.servers.all,
-        leader_path(str(lead)): coordinator.leaders.all,
+        leader_path(lead.node_name): coordinator.leaders.all,
         snapshot_list_path(table.table_id, 0, 0): lambda: coordinator.snapshots.read(lead),
         lease_path(table.table_id, "reader"): lambda: coordinator.leases.all(table.table_id),
         table_path(table.table_id): lambda: coordinator.tables.get("customers"),
@@ -397,3 +398,33 @@ def test_a_node_that_is_nobody_s_is_an_error_that_says_where(
     coordinator.store.transact([Create(f"{parent}/notes", b"")])
     with pytest.raises(CorruptRecord, match=f"{parent}/notes is not a number"):
         _ = coordinator.tables.all(), coordinator.dropped.all()
+
+
+# For people: since when, how long ago, and what it is called
+
+
+def test_a_lock_tells_since_when_it_is_held_and_how_old_its_last_batch_is(
+    coordinator: Coordinator, table: CatalogTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known() -> LockInfo:
+        [found] = coordinator.locks.all(table)
+        return found
+
+    before_ms = coordinator.store.now_ms()
+    lock = coordinator.locks.acquire(table, "etl", ["orders"], query_id="q", query_name="nightly")
+    lock.ready(ENDS, servers=[])
+    acquired_ms = known().held_since_ms
+    assert acquired_ms is not None
+    assert before_ms - 1000 <= acquired_ms <= coordinator.store.now_ms()
+    assert known().committed_ms is None
+    lock.commit(0, ENDS, servers=[])
+    assert known().record.idle_ms == 0
+    real = time.monotonic
+    monkeypatch.setattr("locks.column_locks.column_lock.time.monotonic", lambda: real() + 60)
+    lock.renew()
+    record = known().record
+    assert 60_000 <= record.idle_ms <= record.held_ms < 120_000
+    assert record.query_name == "nightly"
+    again = coordinator.locks.acquire(table, "etl", ["orders"], query_id="q")
+    assert (again.record.held_ms, again.record.query_name) == (0, "")
+    assert again.record.idle_ms >= 60_000, "the last batch is as old as it was"

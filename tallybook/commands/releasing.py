@@ -1,4 +1,4 @@
-"""What an operator does about column locks: list them, release one, forget an owner.
+"""What an operator does about column locks: release one, forget an owner.
 
 An operator's release is: acquire as that owner, recover, ready, release. It fences the owner's job,
 if one still runs, pays what is owed (undoes what was not committed, or rolls a promised batch
@@ -6,7 +6,6 @@ forward), and leaves the owner's count of batches as it is: the same job may com
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from foundation.errors import (
     Fenced,
@@ -18,78 +17,14 @@ from foundation.errors import (
 from foundation.suggestions import did_you_mean
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
-from locks.column_locks.records import Debt, DebtKind
 from locks.coordinator import Coordinator
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Cluster
 from server.client.writer_access import RemoteAccess
-from tallybook.text_tables import aligned
+from tallybook.commands.output import utc
 
 # An operator's process that is killed must not keep the columns for long; one that lives renews.
 RELEASE_TTL_MS = 30_000
-_HEAD = ("TABLE", "OWNER", "COLUMNS", "STATE", "EPOCH", "BATCH", "DEBTS")
-
-
-# --- list ---------------------------------------------------------------------------------------
-
-
-def list_lines(cluster: Cluster, table: str | None = None) -> list[str]:
-    """Return a table of all owners, of one table or of all."""
-    coordinator = cluster.coordinator
-    names = coordinator.tables.names() if table is None else [table]
-    rows = [row for name in names for row in _rows(coordinator, name, missing_ok=table is None)]
-    if rows:
-        return aligned([_HEAD, *rows])
-    where = "any table" if table is None else f"table {table}"
-    return [f"nobody has, or ever had, a lock on columns of {where}"]
-
-
-def _rows(coordinator: Coordinator, name: str, *, missing_ok: bool) -> list[tuple[str, ...]]:
-    """Return the cells of a table's owners; of all tables, one may be dropped meanwhile."""
-    try:
-        found = _find_table(coordinator, name)
-        locks = coordinator.locks.all(found)
-    except UnknownTable:
-        if missing_ok:
-            return []
-        raise
-    return [_cells(found, lock) for lock in locks]
-
-
-def _cells(table: CatalogTable, lock: LockInfo) -> tuple[str, ...]:
-    record, names = lock.record, table.definition.column_names
-    return (
-        table.name,
-        lock.owner,
-        names(record.columns),
-        state_of(lock),
-        str(record.epoch),
-        str(record.batch) if record.batch >= 0 else "-",
-        "; ".join(_debt(table, debt) for debt in record.debts) or "-",
-    )
-
-
-def state_of(lock: LockInfo) -> str:
-    """Return whether the lock keeps others out, and until or since when."""
-    if not lock.record.held:
-        return "not held"
-    if lock.record.abandoned:
-        return "abandoned"
-    return f"{'live until' if lock.live else 'expired since'} {_utc(lock.expires_ms)}"
-
-
-def _debt(table: CatalogTable, debt: Debt) -> str:
-    what = "undo"
-    if debt.kind is DebtKind.REDO and debt.prepared is not None:
-        what = f"redo of batch {debt.prepared.token.batch}"
-    return f"{what} of {debt.owner} ({table.definition.column_names(debt.columns)})"
-
-
-def _utc(moment_ms: int) -> str:
-    return datetime.fromtimestamp(moment_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-# --- release ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +59,8 @@ def release(
     from here on. If this fails half-way, the lock is left abandoned: call it again.
     """
     coordinator = cluster.coordinator
-    table = _find_table(coordinator, table_name)
-    lock = _find_owner(coordinator, table, owner)
+    table = find_table(coordinator, table_name)
+    lock = find_owner(coordinator, table, owner)
     columns = table.definition.column_names(lock.record.columns)
     undone = 0
     if lock.record.held:
@@ -153,7 +88,7 @@ def _check_releasable(
     if lock.live and not force:
         raise LockHeld(
             f"`{lock.owner}` holds columns {columns} of table {table.name} (epoch "
-            f"{lock.record.epoch}) until {_utc(lock.expires_ms)}, and its job may be running: to "
+            f"{lock.record.epoch}) until {utc(lock.expires_ms)}, and its job may be running: to "
             "release its lock would stop that job for good. Stop it yourself and its lock is "
             "released; or, if it is gone, say --force"
         )
@@ -186,30 +121,26 @@ def _recover(cluster: Cluster, table: CatalogTable, lock: LockInfo, deadline_s: 
         writer.close()  # If it was interrupted, the lock is abandoned, for the next to pay.
 
 
-# --- forget -------------------------------------------------------------------------------------
-
-
 def forget(cluster: Cluster, table_name: str, owner: str) -> str:
     """Forget an owner that holds nothing, and with it its count of batches; LockHeld if it does."""
     coordinator = cluster.coordinator
-    table = _find_table(coordinator, table_name)
-    batch = _find_owner(coordinator, table, owner).record.batch
+    table = find_table(coordinator, table_name)
+    batch = find_owner(coordinator, table, owner).record.batch
     coordinator.locks.forget(table, owner)
     count = "" if batch < 0 else f", whose last committed batch was {batch}"
     return f"table {table.name} has forgotten `{owner}`{count}"
 
 
-# --- Names --------------------------------------------------------------------------------------
-
-
-def _find_table(coordinator: Coordinator, name: str) -> CatalogTable:
+def find_table(coordinator: Coordinator, name: str) -> CatalogTable:
+    """Return a table; UnknownTable says which there are, and which may be meant."""
     try:
         return coordinator.tables.get(name)
     except UnknownTable as exc:
         raise UnknownTable(f"{exc}{did_you_mean(name, coordinator.tables.names())}") from exc
 
 
-def _find_owner(coordinator: Coordinator, table: CatalogTable, owner: str) -> LockInfo:
+def find_owner(coordinator: Coordinator, table: CatalogTable, owner: str) -> LockInfo:
+    """Return an owner of a table; InvalidInput says which there are."""
     locks = {lock.owner: lock for lock in coordinator.locks.all(table)}
     if owner in locks:
         return locks[owner]

@@ -10,12 +10,6 @@ from server.client.connections import Broken, Connections
 from server.protocol.calls import Call, Drain, Status
 from server.protocol.messages import Message
 
-DESCRIPTION = """\
-Have a server hand its buckets over to the others, one by one, while it serves, and end. The others
-warm up for a bucket before they ask for it, so writers and readers hardly notice. Where there are
-no others it ends at once; what nobody has taken within its own --drain-deadline, it closes. Started
-again, it gets its buckets back, the same way. To restart a cluster, do that with one server after
-the other."""
 Answer = TypeVar("Answer", bound=Message)
 _LOOK_S = 0.2
 _ANSWER_S = 5.0

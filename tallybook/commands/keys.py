@@ -1,0 +1,41 @@
+"""Values of columns as somebody types them: `customer_id=7`, `day=2026-11-18`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from foundation.errors import InvalidInput
+from foundation.suggestions import did_you_mean
+from merge_engine.schema.schema import Column
+from merge_engine.schema.types import type_name
+
+
+def read_values(columns: Sequence[Column], texts: Iterable[str], table: str) -> dict[str, Any]:
+    """Return a value for each of the columns, of its type; InvalidInput says which is missing."""
+    known = {column.name: column for column in columns}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and len(known) == 1:
+            [name], value = known, text
+        elif not equals:
+            raise InvalidInput(f"{text!r}: write NAME=VALUE, for {', '.join(known)}")
+        if name not in known:
+            raise InvalidInput(
+                f"{name!r} is none of {', '.join(known)} of table {table}"
+                + did_you_mean(name, known)
+            )
+        found[name] = read_value(known[name], value)
+    missing = [name for name in known if name not in found]
+    if missing:
+        raise InvalidInput(f"table {table} needs a value for {', '.join(missing)}, too")
+    return found
+
+
+def read_value(column: Column, text: str) -> Any:
+    """Return the value that a text means; InvalidInput if it is none of the column's type."""
+    try:
+        return pa.array([text]).cast(column.type)[0].as_py()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        raise InvalidInput(f"{column.name} is a {type_name(column.type)}, not {text!r}") from exc

@@ -1,0 +1,176 @@
+"""What commands print, and how files describe tables: without a cluster."""
+
+import json
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+from foundation.errors import InvalidInput, SchemaError
+from tallybook.commands.definition_files import from_ddl, from_json
+from tallybook.commands.output import aligned, confirm, counted, print_table, size, span
+from tallybook.commands.status import problems_of, status_rows
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0.04, "0.0 s"), (9.94, "9.9 s"), (59, "59 s"), (3599, "59 min")),
+        *((3660, "1 h 1 min"), (90_000, "1 d 1 h"), (86_400, "1 d"), (-5, "-5.0 s")),
+    ],
+)
+def test_a_span_has_its_largest_units(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_sizes_and_counts_are_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1536, 3 << 30, 5 << 40)] == [
+        *("0 B", "1023 B", "1.5 KiB", "3.0 GiB", "5.0 TiB"),
+    ]
+    assert [counted(n, "row") for n in (0, 1, 1000)] == ["0 rows", "1 row", "1,000 rows"]
+
+
+def test_a_table_that_is_not_for_a_terminal_is_plain_and_never_cut(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wide = "x" * 300
+    print_table(("A", "B"), [("1", wide), ("22", "[bold]y[/bold]")])
+    assert capsys.readouterr().out == f"A   B\n1   {wide}\n22  [bold]y[/bold]\n"
+    assert aligned([("A", "B")]) == ["A  B"]
+
+
+def test_without_a_terminal_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    confirm("Drop it?", yes=True)
+    with pytest.raises(typer.Exit) as ended:
+        confirm("Drop it?", yes=False)
+    assert ended.value.exit_code == 2
+    assert "Drop it? There is no terminal to ask: say --yes" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: False)
+    with pytest.raises(typer.Exit) as ended:
+        confirm("Drop it?", yes=False)
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == "nothing was changed\n"
+
+
+def table(**fields: Any) -> dict[str, Any]:
+    return {
+        "name": "clicks",
+        "buckets": [],
+        "snapshots": {"oldest_s": None, "buckets": 0},
+        "locks": [],
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        ({"servers": [], "tables": []}, "no server runs: start one"),
+        (
+            {"servers": [{"address": "h:1", "error": "gone"}], "tables": []},
+            "server h:1 does not answer: gone",
+        ),
+        (
+            {"servers": [{"address": "h:1", "problems": {"disk full": "no room"}}], "tables": []},
+            "server h:1: disk full: no room",
+        ),
+        (
+            {
+                "servers": [{"address": "h:1"}],
+                "tables": [
+                    table(buckets=[{"bucket": f"0/{n}", "server": None, "why": "damaged"}])
+                    for n in (3,)
+                ],
+            },
+            "table clicks: bucket 0/3 without a leader: damaged",
+        ),
+        (
+            {
+                "servers": [{"address": "h:1"}],
+                "tables": [table(snapshots={"oldest_s": 7200.0, "buckets": 1})],
+            },
+            "table clicks: the latest snapshot of a bucket is 2 h old",
+        ),
+        (
+            {
+                "servers": [{"address": "h:1"}],
+                "tables": [table(locks=[{"owner": "e", "columns": "a", "state": "expired"}])],
+            },
+            "table clicks: the lock of `e` on a is expired; its job comes back, or "
+            "`tallybook locks release clicks e`",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_reason(seen: dict[str, Any], problem: str) -> None:
+    [found] = problems_of(seen, snapshot_age_s=3600.0)
+    assert found.startswith(problem)
+
+
+def test_a_thousand_buckets_without_a_leader_are_one_line() -> None:
+    buckets = [{"bucket": f"0/{n}", "server": None, "why": "no server"} for n in range(1000)]
+    seen = {"servers": [{"address": "h:1"}], "tables": [table(buckets=buckets)]}
+    [line] = problems_of(seen, snapshot_age_s=60.0)
+    assert line.endswith("and 980 more without a leader: no server")
+    assert len(line) < 300
+
+
+def test_a_server_that_does_not_answer_is_shown_with_its_error() -> None:
+    assert status_rows([{"address": "h:1", "error": "gone"}]) == [("h:1", *"------", "(gone)")]
+
+
+DDL = """
+CREATE TABLE `t` (
+    k BIGINT, -- the key
+    `a, b` ARRAY<STRING> COMMENT 'with (brackets), and commas',
+    n DECIMAL(20, 2),
+    PRIMARY KEY (k)
+) WITH ('fields.n.agg' = 'sum', 'fields.a, b.agg' = 'last_value', 'buckets' = '8')
+"""
+
+
+def test_a_statement_describes_a_table() -> None:
+    found = from_ddl(DDL)
+    assert (found.name, found.buckets, found.column_locks) == ("t", 8, None)
+    assert found.schema.names == ("k", "a, b", "n")
+    assert [column.name for column in found.schema.key_columns] == ["k"]
+    assert [column.function.name for column in found.schema.value_columns if column.function] == [
+        "last_value",
+        "sum",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("SELECT 1", "neither JSON nor DDL"),
+        ("CREATE TABLE t (k BIGINT", r"a '\)' is missing"),
+        ("CREATE TABLE t (k BIGINT, PRIMARY KEY (k)) SORTED", "PARTITIONED BY or WITH may follow"),
+        ("CREATE TABLE t (k BIGINT, PRIMARY KEY (k)) WITH (a = b)", "write 'name' = 'value'"),
+        ("CREATE TABLE t (k BIGNT, PRIMARY KEY (k))", "unknown type 'BIGNT'"),
+    ],
+)
+def test_a_statement_that_is_wrong_is_refused(text: str, why: str) -> None:
+    with pytest.raises((InvalidInput, SchemaError), match=why):
+        from_ddl(text)
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ({"colums": []}, "did you mean 'columns'"),
+        ({"columns": 1}, "a table has a list of columns"),
+        ({"columns": ["k"]}, "a column is an object"),
+        ({"columns": [{"name": "k"}]}, "a column has a type"),
+        (
+            {"columns": [{"name": "k", "type": "INT"}], "primary_key": ["k"], "buckets": "many"},
+            "buckets is a number",
+        ),
+    ],
+)
+def test_a_document_that_is_wrong_is_refused(document: Any, why: str) -> None:
+    with pytest.raises((InvalidInput, SchemaError), match=why):
+        from_json(json.dumps(document))
