@@ -15,7 +15,7 @@ from tests.support.documented import NAMES, ROOT
 MKDOCS = Path(sys.executable).parent / "mkdocs"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads what mkdocs has functions for as nothing."""
 
 
