@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from foundation import errors
 from server.__main__ import parser
 from server.client.cluster import connect
 from server.launch.local_cluster import LocalCluster
@@ -166,6 +167,17 @@ def test_the_options_of_spark_readers_are_those_that_they_take() -> None:
     assert told.pop("storage.*") is told.pop("lake.*") is None
     # Those of streams are named among all, and have their own table.
     assert told == dict(OPTIONS)
+
+
+def test_the_errors_that_troubleshooting_goes_by_are_errors() -> None:
+    named = {
+        code
+        for table in page("docs/troubleshooting.md").tables()
+        for row in table
+        for code in re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", row["you see"])
+    }
+    assert {"LockHeld", "CutTooOld"} <= named
+    assert named - {"InterruptedException"} <= set(vars(errors))
 
 
 # --- Links ----------------------------------------------------------------------------------------
