@@ -25,8 +25,8 @@ def _check_version() -> None:
 
     if pyspark.__version__.startswith(("3.", "4.0.")):
         raise InvalidInput(
-            f"Spark {pyspark.__version__} has no data sources in Python that take filters: to read with "
-            "Spark takes 4.1 or newer. The sink works here; table.scan and table.lookup do, too"
+            f"Spark {pyspark.__version__} has no data sources in Python that take filters: to read "
+            "with Spark takes 4.1 or newer. The sink works here; table.scan and table.lookup do, too"
         )
 
 
