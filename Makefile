@@ -11,7 +11,7 @@ export SPARK_LOCAL_IP := 127.0.0.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo first docs test test-unit test-fault test-hosts chaos spec lint format bench bench-quick bench-latency clean
+.PHONY: help demo first docs test test-unit test-fault test-hosts test-spark chaos spec lint format bench bench-quick bench-latency clean
 
 help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,24 @@ test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (T
 
 test-hosts: $(INSTALLED) $(CLASSES)  ## every fault on a bed of several hosts (namespaces; no root needed)
 	@$(RUN) -m pytest -q -s -m hosts tests/multihost
+
+# An environment of its own for another Spark. It is made once. Warnings are Spark's: old ones have many.
+SPARK_ENV = build/spark-$(VERSION)
+build/spark-%/.installed: pyproject.toml constraints.txt
+	@echo "Installing Spark $* into build/spark-$* ..."
+	@$(PYTHON) -m venv build/spark-$*
+	@grep -v -e '^pyspark==' -e '^py4j==' constraints.txt > build/spark-$*/constraints.txt
+	@build/spark-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint build/spark-$*/constraints.txt 'pyspark==$*' 'pandas>=2.2,<3' \
+		hypothesis pytest pytest-timeout setuptools --editable .
+	@touch $@
+
+test-spark:  ## the sink on another version of Spark: VERSION=3.5.9
+	@test -n "$(VERSION)" || { echo "which one? make test-spark VERSION=3.5.9"; exit 2; }
+	@$(MAKE) --no-print-directory $(SPARK_ENV)/.installed
+	@$(SPARK_ENV)/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings= \
+		$(if $(QUICK),-k 'written_once or stopped_begins or readers') \
+		tests/integration/test_sink_use.py
 
 chaos: $(INSTALLED) $(CLASSES)  ## random faults on several hosts, several at once: SECONDS=300 SEED=0 SPARK=
 	@$(RUN) -m tests.multihost.campaign --seconds $(or $(SECONDS),300) --seed $(or $(SEED),0) $(if $(SPARK),--spark)

@@ -99,7 +99,9 @@ def put_from_executors(frame: Any, job: Job, partitions: int) -> Outcome:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     folded = renamed(frame, job.names).mapInArrow(_folding(job), FOLDED)
-    by_bucket = folded.repartitionById(partitions, F.col("bucket"))
+    # Before Spark 4.1 by hash: each bucket still in one task, though some tasks have more of them.
+    spread = getattr(folded, "repartitionById", folded.repartition)
+    by_bucket = spread(partitions, F.col("bucket"))
     ordered = by_bucket.sortWithinPartitions("bucket", "position", "piece")
     # Not by Arrow, which would bring thousands of payloads at a time: row by row, as they are read.
     outcomes = ordered.rdd.mapPartitions(_putting(job)).collect()

@@ -83,15 +83,30 @@ def _bound_collects() -> None:
     class Collecting(known, Counting):  # type: ignore[misc, valid-type]
         counts_bytes = True
 
+        def __init__(self) -> None:
+            super().__init__()
+            if hasattr(self, "serializer"):  # Spark 3.5 reads by one that it has, and is none.
+                self.serializer = Counting()
+
     conversion.ArrowCollectSerializer = Collecting
 
 
 def _collected(frame: Any, names: Mapping[str, str]) -> pa.Table:
     if sorted(frame.columns) != sorted(set(names.values())):
-        return _with_nullable_fields(renamed(frame, names)).toArrow()
+        return _to_arrow(_with_nullable_fields(renamed(frame, names)))
     # Nothing to leave out: naming the columns here saves Spark planning a projection.
-    table = _with_nullable_fields(frame).toArrow()
+    table = _to_arrow(_with_nullable_fields(frame))
     return pa.table({name: table.column(of_input) for name, of_input in names.items()})
+
+
+def _to_arrow(frame: Any) -> pa.Table:
+    """Collect the frame; Spark 3.5 has no `toArrow`, but does that for `toPandas`."""
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+
+    batches = frame._collect_as_arrow()
+    return pa.Table.from_batches(batches, None if batches else to_arrow_schema(frame.schema))
 
 
 def _with_nullable_fields(frame: Any) -> Any:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from foundation.errors import InvalidInput
 from sink.lost_hosts import SETTINGS as LOST_HOSTS
 
 if TYPE_CHECKING:
@@ -19,6 +20,16 @@ __all__ = ["LOST_HOSTS", "read", "register"]
 _FILTERS = "spark.sql.python.filterPushdown.enabled"
 
 
+def _check_version() -> None:
+    import pyspark  # noqa: PLC0415
+
+    if pyspark.__version__.startswith(("3.", "4.0.")):
+        raise InvalidInput(
+            f"Spark {pyspark.__version__} has no data sources in Python that take filters: to read "
+            "with Spark takes 4.1 or newer. The sink works here; table.scan and table.lookup do, too"
+        )
+
+
 def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
     """Make the format `tallybook` known to a session, for `spark.read`, `readStream` and SQL.
 
@@ -29,6 +40,7 @@ def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
     then. Use such a frame with one filter only: Spark 4.3 plans it once for all of its uses, and
     without that filter rows would be missing.
     """
+    _check_version()
     from sink.source.data_source import TallybookSource  # noqa: PLC0415
 
     spark.dataSource.register(TallybookSource)
@@ -53,6 +65,7 @@ def read(
     `cluster`: an open connection, in the place of `zookeeper` and the options that go with it. The
     cut is taken now: the frame has the same rows however often it is used.
     """
+    _check_version()
     from sink.source.wide_read import read_columns  # noqa: PLC0415
 
     given: dict[str, Any] = {"table": table, **options}

@@ -311,5 +311,20 @@ def test_a_program_that_ends_by_a_failed_batch_says_so_in_its_last_line(
     assert done.returncode == 1
 
 
+# --- Versions of Spark ------------------------------------------------------------------------
+
+
+def test_readers_say_which_spark_they_need(sinks: Sinks) -> None:
+    if sinks.spark.version.startswith(("3.", "4.0.")):
+        with pytest.raises(InvalidInput, match=r"takes 4\.1 or newer"):
+            tb.spark.register(sinks.spark)
+        return
+    table = sinks.table(SUMS)
+    tb.write(sinks.frame(ones()), table, name="all")
+    tb.spark.register(sinks.spark)
+    where = {"zookeeper": sinks.local.address, "table": table.name}
+    assert sinks.spark.read.format("tallybook").options(**where).load().count() == len(KEYS)
+
+
 def _catalog(table: Any) -> Any:
     return table.definition.table

@@ -51,9 +51,16 @@ class Sinks:
         """Return rows as a DataFrame of so many source partitions, in their order."""
         table = data if isinstance(data, pa.Table) else pa.Table.from_pylist(list(data))
         context = self.spark.sparkContext
-        frame = self.spark.createDataFrame(table)
+        frame = self._of_arrow(table)
         assert parts <= context.defaultParallelism or parts == 1
         return frame if parts > 1 else frame.coalesce(1)
+
+    def _of_arrow(self, table: pa.Table) -> Any:
+        if not self.spark.version.startswith("3."):
+            return self.spark.createDataFrame(table)
+        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+        return self.spark.createDataFrame(table.to_pylist(), from_arrow_schema(table.schema))
 
     def source(self, directory: Path, *, files: int = 1) -> Any:
         """Return a stream of the Parquet files in a directory, so many in a batch."""
