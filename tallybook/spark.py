@@ -26,8 +26,8 @@ def _check_version() -> None:
     if pyspark.__version__.startswith(("3.", "4.0.", "4.1.")):
         raise InvalidInput(
             f"reading with Spark takes Spark 4.2 or newer, and this is {pyspark.__version__}: "
-            "its data sources in Python lack what is needed, or are not there at all. The sink works "
-            "here; table.scan and table.lookup do, too"
+            "its data sources in Python lack what is needed, or are not there at all. "
+            "The sink works here; table.scan and table.lookup do, too"
         )
 
 
