@@ -23,10 +23,11 @@ _FILTERS = "spark.sql.python.filterPushdown.enabled"
 def _check_version() -> None:
     import pyspark  # noqa: PLC0415
 
-    if pyspark.__version__.startswith(("3.", "4.0.")):
+    if pyspark.__version__.startswith(("3.", "4.0.", "4.1.")):
         raise InvalidInput(
-            f"Spark {pyspark.__version__} has no data sources in Python that take filters: to read "
-            "with Spark takes 4.1 or newer. The sink works here; table.scan and table.lookup do, too"
+            f"reading with Spark takes Spark 4.2 or newer, and this is {pyspark.__version__}: "
+            "its data sources in Python lack what is needed, or are not there at all. "
+            "The sink works here; table.scan and table.lookup do, too"
         )
 
 

@@ -315,8 +315,8 @@ def test_a_program_that_ends_by_a_failed_batch_says_so_in_its_last_line(
 
 
 def test_readers_say_which_spark_they_need(sinks: Sinks) -> None:
-    if sinks.spark.version.startswith(("3.", "4.0.")):
-        with pytest.raises(InvalidInput, match=r"takes 4\.1 or newer"):
+    if sinks.spark.version.startswith(("3.", "4.0.", "4.1.")):
+        with pytest.raises(InvalidInput, match=r"takes Spark 4\.2 or newer"):
             tb.spark.register(sinks.spark)
         return
     table = sinks.table(SUMS)
