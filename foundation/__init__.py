@@ -1,6 +1,7 @@
 """What all packages share, and what imports none of them.
 
 allocator    memory that is freed is kept for what comes next
+arguments    what callers hand over, checked where it comes in
 deadlines    until when a call may take, however many others it makes on its way
 durations    how long, as people write it
 errors       what can go wrong, split by what the caller does next

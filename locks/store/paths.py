@@ -42,6 +42,8 @@ _TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 def table_name_path(name: str) -> str:
     """Return where a table's name is kept; InvalidInput for a name with tricks in it."""
+    if not isinstance(name, str):
+        raise InvalidInput(f"the name of a table is a text, not {name!r}")
     if not _TABLE_NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise InvalidInput(
             f"{name!r} is not a table name: letters, digits, '_', '-' and '.', not beginning "
@@ -125,7 +127,9 @@ def leader_path(name: str) -> str:
 def _judge(name: str, what: str, error: type[InvalidInput]) -> None:
     """Raise the error if the name cannot be that of a node."""
     reason = None
-    if not name:
+    if not isinstance(name, str):
+        reason = "it is no text"
+    elif not name:
         reason = "it is empty"
     elif len(name.encode(errors="replace")) > LONGEST_NAME:
         reason = f"it is longer than {LONGEST_NAME} bytes"

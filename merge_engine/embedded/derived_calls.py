@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -111,15 +111,18 @@ def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
             return _of_columns(data)
         if is_stream(data):
             return read_stream(data)
-        if isinstance(data, str | bytes):
-            raise TypeError(f"it is {type(data).__name__}")
-        rows: list[Any] = list(data)  # type: ignore[arg-type]
+        if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+            raise TypeError(f"it is {data!r}")
+        rows: list[Any] = list(data)
+        other = [row for row in rows if not isinstance(row, Mapping)]
+        if other:
+            raise TypeError(f"it has a row that is no dictionary: {other[0]!r}")
         if not rows:  # Which says nothing of its columns.
             return pa.schema([(key.name, key.type) for key in schema.key_columns]).empty_table()
         return pa.Table.from_pylist(rows)
     except (pa.ArrowException, TypeError, AttributeError, UnicodeError, OverflowError) as exc:
         raise InvalidInput(
-            f"this cannot be read as a table: {exc}; give a dictionary of lists, a list of "
+            f"cannot read this as a table: {exc}; give a dictionary of lists, a list of "
             "dictionaries, or a table of Arrow, pandas or Polars"
         ) from exc
 
@@ -127,10 +130,22 @@ def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
 def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
     single = [name for name, value in columns.items() if _is_single(value)]
     if not single:
-        return pa.table(dict(columns))
+        return pa.table({name: _column_of(name, value) for name, value in columns.items()})
     if len(single) < len(columns):
         raise TypeError(f"column {single[0]!r} has one value, and others have lists of them")
-    return pa.table({name: pa.array([value]) for name, value in columns.items()})
+    return pa.table({name: _column_of(name, [value]) for name, value in columns.items()})
+
+
+def _column_of(name: object, values: Any) -> Any:
+    """Return a column of Arrow; what cannot be one is named."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    try:
+        return pa.array(values)
+    except OverflowError as exc:
+        raise TypeError(f"column {name!r} has a number that no type of Arrow holds") from exc
+    except (pa.ArrowException, TypeError, ValueError, AttributeError) as exc:
+        raise TypeError(f"column {name!r}: {exc}") from exc
 
 
 def _is_single(value: Any) -> bool:

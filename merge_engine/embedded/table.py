@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 
+from foundation.arguments import offsets_of, text_of, whole_of
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.bucket import Bucket
@@ -95,6 +96,10 @@ class EmbeddedTable(DerivedCalls):
         The number of buckets never changes. The log is at the location; the views, a cache, are in
         `view_directory` on this machine. `settings` go to the object store.
         """
+        if not isinstance(schema, Schema):
+            raise InvalidInput(f"a table is created with a Schema, not {schema!r}")
+        whole_of(buckets, "the number of buckets")
+        _check_options(options)
         views = _view_directory(location, view_directory)
         storage = open_storage(location, **settings)
         catalog = Catalog.create(storage, schema, buckets)
@@ -110,6 +115,7 @@ class EmbeddedTable(DerivedCalls):
         **settings: Any,
     ) -> Self:
         """Open a table that exists."""
+        _check_options(options)
         views = _view_directory(location, view_directory)
         storage = open_storage(location, **settings)
         catalog = Catalog.open(storage)
@@ -230,6 +236,8 @@ class EmbeddedTable(DerivedCalls):
         self, debtor: str, columns: Sequence[str], offsets: Mapping[BucketId, int]
     ) -> dict[BucketId, BucketResult]:
         """Bring an owner's changes of these columns back to the given offset of each bucket."""
+        text_of(debtor, "an owner")
+        offsets = offsets_of(offsets, "what to undo to")
         undone = [column.id for column in self.schema.values(columns)]
 
         def undo(bucket_id: BucketId) -> BucketResult:
@@ -361,6 +369,11 @@ def _view_directory(location: str | Path, view_directory: str | Path | None) -> 
     if directory is None:
         raise InvalidInput(f"{location!r} is remote: give a local view_directory as well")
     return directory / "view"
+
+
+def _check_options(options: BucketOptions | None) -> None:
+    if options is not None and not isinstance(options, BucketOptions):
+        raise InvalidInput(f"options are BucketOptions, not {options!r}")
 
 
 def _value_ids(schema: Schema) -> frozenset[int]:

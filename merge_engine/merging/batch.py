@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foundation.arguments import names_of, text_of
 from foundation.errors import (
     BatchTooLarge,
     InvalidInput,
@@ -242,9 +243,10 @@ def _written_columns(
             return schema.value_columns
         names = ", ".join(column.name for column in schema.value_columns)
         raise MissingColumn(f"the batch has no value column; the table has {names}")
-    if isinstance(columns, str) or not columns:
+    named = names_of(columns)
+    if not named:
         raise InvalidInput(f"columns must be a list of column names, not {columns!r}")
-    written = tuple(schema.column(name) for name in dict.fromkeys(columns))
+    written = tuple(schema.column(name) for name in named)
     for column in written:
         value_function(column)
         if column.name not in data.schema.names and not only_deletes:
@@ -255,6 +257,8 @@ def _written_columns(
 def _check_names(
     data: pa.RecordBatch | pa.Table, schema: Schema, operation_column: str | None
 ) -> None:
+    if operation_column is not None:
+        text_of(operation_column, "the operation column")
     names = data.schema.names
     orders = {column.function.order_by for column in schema.value_columns if column.function}
     known = {*schema.names, *orders, operation_column}

@@ -1,6 +1,8 @@
 """Which rows go to which bucket of which partition."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +12,8 @@ from foundation.errors import InvalidInput
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.merging.grouping import Positions
 from merge_engine.merging.hashing import bucket_of, bucket_of_few
-from merge_engine.schema.schema import Schema
+from merge_engine.schema.schema import Column, Schema
+from merge_engine.schema.types import type_name
 
 
 class Route(NamedTuple):
@@ -83,13 +86,44 @@ def partition_key(schema: Schema, values: Mapping[str, Any]) -> bytes:
     columns = schema.partition_columns
     if set(values) != {column.name for column in columns}:
         names = ", ".join(column.name for column in columns) or "none"
-        raise InvalidInput(f"give a value for each partition column ({names})")
+        given = ", ".join(map(str, values)) or "nothing"
+        raise InvalidInput(f"give a value for each partition column ({names}), not for {given}")
     codec = KeyCodec([column.type for column in columns])
-    try:
-        arrays = [pa.array([values[column.name]], column.type) for column in columns]
-    except (pa.ArrowException, TypeError, UnicodeError) as exc:
-        raise InvalidInput(f"{values} cannot be values of the partition columns: {exc}") from exc
+    arrays = [_partition_value(column, values[column.name]) for column in columns]
     return bytes(codec.encode(arrays)[0].as_py())
+
+
+def _partition_value(column: Column, value: Any) -> pa.Array:
+    """Return the value as an array of one; it is not bent to fit, as a time to a day would be."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    elif isinstance(value, pa.Scalar):
+        value = value.as_py()
+    fits = any(check(column.type) and isinstance(value, types) for check, types in _TAKEN)
+    fits = fits and (type(value) is not bool or pa.types.is_boolean(column.type))
+    fits = fits and (not isinstance(value, datetime) or pa.types.is_timestamp(column.type))
+    problem: Exception | None = None
+    if fits:
+        try:
+            return pa.array([value], column.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            problem = exc
+    raise InvalidInput(
+        f"{value!r} is no value of partition column '{column.name}', which is of type "
+        f"{type_name(column.type)}"
+    ) from problem
+
+
+_TAKEN: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...]]] = [
+    (pa.types.is_boolean, (bool,)),
+    (pa.types.is_integer, (int,)),
+    (pa.types.is_decimal, (int, Decimal)),
+    (pa.types.is_string, (str,)),
+    (pa.types.is_binary, (bytes,)),
+    (pa.types.is_date, (date,)),
+    (pa.types.is_timestamp, (datetime,)),
+]
+"""What may be handed over for a partition column, by its type."""
 
 
 def partition_rows(schema: Schema, keys: Iterable[bytes]) -> pa.Table:

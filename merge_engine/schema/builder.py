@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import SchemaError
+from foundation.arguments import text_of
+from foundation.errors import InvalidInput, SchemaError
 from foundation.suggestions import did_you_mean
 from merge_engine.aggregates.base import AggregateFunction
 from merge_engine.aggregates.registry import AggFunction, find_function
@@ -98,6 +99,11 @@ class SchemaBuilder:
 
     def options(self, options: Mapping[str, str]) -> "SchemaBuilder":
         """Take connector options, `fields.<column>.agg` and so on; later ones replace earlier."""
+        if not isinstance(options, Mapping):
+            raise InvalidInput(f"options are texts by their names, not {options!r}")
+        for name, value in options.items():
+            text_of(name, "the name of an option")
+            text_of(value, f"option {name}")
         self._options.update(options)
         return self
 

@@ -107,6 +107,8 @@ class _Parser:
     """Recursive descent over the tokens of one text."""
 
     def __init__(self, ddl: str) -> None:
+        if not isinstance(ddl, str):
+            raise SchemaError(f"a DDL is a text, not {ddl!r}")
         self._ddl = ddl
         self._tokens: list[str] = []
         self._position = 0

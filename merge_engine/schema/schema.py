@@ -23,7 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import InvalidInput, SchemaError, UnknownColumn, UnknownFormat
+from foundation.arguments import names_of
+from foundation.errors import SchemaError, UnknownColumn, UnknownFormat
 from foundation.formats import Formats
 from foundation.suggestions import did_you_mean
 from merge_engine.aggregates.base import AggregateFunction
@@ -100,9 +101,7 @@ class Schema:
         """Return the value columns of these names (None: all); key columns are passed over."""
         if names is None:
             return self.value_columns
-        if isinstance(names, str):
-            raise InvalidInput(f"columns must be a list of column names, not {names!r}")
-        columns = (self.column(name) for name in dict.fromkeys(names))
+        columns = (self.column(name) for name in names_of(names))
         return tuple(column for column in columns if column.function is not None)
 
     def column_by_id(self, column_id: int) -> Column | None:
@@ -190,7 +189,7 @@ class Schema:
         """
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise SchemaError(f"the stored schema is not JSON: {error}") from error
         stored = _Stored(document, "the stored schema")
         return FORMATS.reader(stored.get("format", int), "the stored schema")(stored)

@@ -353,6 +353,8 @@ def _with_client_options(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def local_directory(location: str | Path) -> Path | None:
     """Return the directory that a path or a `file://` URL means; None for any other URL."""
+    if not isinstance(location, str | Path):
+        raise InvalidInput(f"a location is a path or a URL, not {location!r}")
     if isinstance(location, Path) or "://" not in location:
         return Path(location)
     if location.startswith("file://"):

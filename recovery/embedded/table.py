@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from foundation.arguments import bucket_of, whole_of
 from foundation.ids import BucketId
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.changelog import changelog_schema
@@ -227,6 +228,9 @@ class Table(EmbeddedTable, Standing):
         "committed" ends at the last stable offset and leaves out what was undone.
         """
         is_committed = Isolation.of(isolation) is Isolation.COMMITTED
+        bucket_id = bucket_of(bucket_id)
+        from_offset = whole_of(from_offset, "from_offset")
+        to_offset = None if to_offset is None else whole_of(to_offset, "to_offset")
 
         def changes(start: int) -> BucketChanges:
             return open_changes(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from foundation.arguments import buckets_of
 from foundation.errors import InvalidInput, UnknownOrExpiredScannerError
 from foundation.ids import BucketId
 from foundation.parallel import map_all
@@ -251,7 +252,7 @@ def chosen_buckets(
     """Return the buckets to scan: those asked for, if they exist; all, if nobody asked."""
     if wanted is None:
         return list(known)
-    buckets = list(dict.fromkeys(BucketId(*bucket) for bucket in wanted))
+    buckets = buckets_of(wanted)
     missing = sorted(set(buckets) - set(known))
     if missing:
         raise InvalidInput(f"the table has no buckets {missing}")

@@ -1,10 +1,12 @@
 """Rows of a batch, and how they are to be read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from foundation.arguments import names_of, text_of
+from foundation.errors import InvalidInput
 from merge_engine.bucket.segment import AggMode
 from merge_engine.embedded.derived_calls import Data, as_arrow, is_stream, read_stream
 from merge_engine.schema.schema import Schema
@@ -30,13 +32,27 @@ class Rows:
     schema: Schema | None = None
 
     def __post_init__(self) -> None:
+        if self.columns is not None:
+            names_of(self.columns)
+        if self.operation_column is not None:
+            text_of(self.operation_column, "the operation column")
         if is_stream(self.data):
             object.__setattr__(self, "data", read_stream(self.data))
 
     def pieces(self, schema: Schema) -> Iterator[pa.Table]:
         """Yield the rows as Arrow tables, in order; none if there are no rows and no columns."""
         if callable(self.data):
-            yield from self.data()
+            yield from _pieces_of(self.data)
         elif not (isinstance(self.data, Sequence) and not self.data):
             arrow = as_arrow(self.data, schema)
             yield pa.Table.from_batches([arrow]) if isinstance(arrow, pa.RecordBatch) else arrow
+
+
+def _pieces_of(give: Pieces) -> Iterator[pa.Table]:
+    given = give()
+    if not isinstance(given, Iterable):
+        raise InvalidInput(f"a function gives the rows as Arrow tables, one by one, not {given!r}")
+    for piece in given:
+        if not isinstance(piece, pa.Table):
+            raise InvalidInput(f"a function gives the rows as Arrow tables, and gave {piece!r}")
+        yield piece

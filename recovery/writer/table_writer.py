@@ -15,6 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TypeVar
 
+from foundation.arguments import names_of, seconds_of, text_of, whole_of
 from foundation.deadlines import within
 from foundation.errors import (
     Fenced,
@@ -98,16 +99,19 @@ class TableWriter:
         query_name: str = "",
     ) -> None:
         self._access = access
-        self._owner = owner
-        self._columns = tuple(columns)
+        self._owner = text_of(owner, "an owner")
+        self._columns = _given_columns(columns)
         # What they are from the first acquisition on, and the schema whose names the caller uses.
         self._ids: tuple[str | int, ...] = ()
         self._schema: Schema | None = None
-        self._ttl_ms = ttl_ms
+        self._ttl_ms = whole_of(ttl_ms, "ttl_ms")
+        seconds_of(ttl_ms / 1000, "the TTL")
         self._query_id = query_id
         self._query_name = query_name
         self._handover = handover
-        self._deadline_s = deadline_s
+        self._deadline_s = seconds_of(deadline_s, "deadline_s")
+        if redo is not None and not isinstance(redo, RedoLog):
+            raise InvalidInput(f"redo is a RedoLog, not {redo!r}")
         self._redo = redo
         self._only_epoch = only_epoch
         self._pause = pause
@@ -239,6 +243,7 @@ class TableWriter:
         """
         self._check_usable()
         self._check_count()
+        batch = whole_of(batch, "the number of a batch")
         batch, callers = self._start() + batch, batch
         tried = False
 
@@ -491,3 +496,10 @@ class TableWriter:
     def _check_usable(self) -> None:
         if self._state in (WriterState.FENCED, WriterState.CLOSED, WriterState.NEW):
             raise InvalidInput(f"the writer of `{self._owner}` is {self._state.value}")
+
+
+def _given_columns(columns: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return them as they are named: by their ids, if they are numbers."""
+    if isinstance(columns, Sequence) and columns and all(type(one) is int for one in columns):
+        return tuple(columns)
+    return names_of(columns)

@@ -211,7 +211,7 @@ class Cluster:
 
         `settings` are those of `TableWriter`: ttl_ms, handover, deadline_s, redo.
         """
-        remote = self.table(table) if isinstance(table, str) else table
+        remote = table if isinstance(table, RemoteTable) else self.table(table)
         return TableWriter(RemoteAccess(self, remote), owner_id, columns, **settings)
 
     def tables(self) -> list[TableDescription]:

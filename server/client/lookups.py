@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from foundation.arguments import names_of
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, PartitionGone, ServerUnavailable
 from foundation.ids import BucketId
@@ -89,8 +90,7 @@ def _now(
 ) -> tuple[LookupLane, Callable[[AskedKeys], pa.Table]]:
     """Return the lane of a look-up, and what does it if it cannot take that."""
     table = caller.table
-    if not isinstance(columns, str):  # That is for the schema to refuse.
-        columns = None if columns is None else tuple(columns)
+    columns = None if columns is None else names_of(columns)
 
     def shape() -> LaneShape:
         return LaneShape(

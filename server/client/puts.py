@@ -9,6 +9,7 @@ import pyarrow as pa
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
+from merge_engine.bucket.tokens import check_writer
 from merge_engine.merging.batch import known_mode, read_keys
 from merge_engine.merging.local_aggregation import fold_locally, is_worth_folding
 from merge_engine.merging.routing import Route, route
@@ -31,6 +32,7 @@ class _Routed(NamedTuple):
 
 def put_unlocked(caller: TableCaller, rows: Rows, owner: str, token: Token | None) -> PutResult:
     """Put rows into a table without column locks; a leader that moved is waited for."""
+    check_writer(owner, token)
     schema = rows.schema or caller.schema
     rows, count = _read(rows, schema)
     routed = _route(caller, rows, schema, caller.find_or_create)

@@ -9,6 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from foundation.arguments import (
+    bucket_of,
+    offsets_of,
+    seconds_of,
+    text_of,
+    whole_of,
+)
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, TableAltered
 from foundation.ids import BucketId, Token
@@ -18,6 +25,7 @@ from locks.encoding.offsets import Offsets
 from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
+from merge_engine.bucket.tokens import check_writer
 from merge_engine.bucket.undo import UndoRange
 from merge_engine.embedded.derived_calls import Data, DerivedCalls
 from merge_engine.merging.dated_partitions import (
@@ -182,11 +190,13 @@ class RemoteTable(DerivedCalls, Standing):
         such writes out.
         """
         ids = [column.id for column in self.schema.values(columns)]
-        ranges = {key: UndoRange(offset) for key, offset in offsets.items()}
-        return dict(undo_all(self.caller, debtor, ids, ranges))
+        wanted = offsets_of(offsets, "what to undo to")
+        ranges = {key: UndoRange(offset) for key, offset in wanted.items()}
+        return dict(undo_all(self.caller, text_of(debtor, "an owner"), ids, ranges))
 
     def put_progress(self, owner: str, token: Token) -> dict[str, int]:
         """Return how much of a large batch has arrived at the servers, and how much is written."""
+        check_writer(owner, token)
         call = PutProgress(table_id=self.table_id, owner=owner, token=token)
         return asdict(progress_of(self.caller, call))
 
@@ -286,11 +296,12 @@ class RemoteTable(DerivedCalls, Standing):
 
         "committed" ends at the last stable offset and leaves out what was undone.
         """
+        to_offset = None if to_offset is None else whole_of(to_offset, "to_offset")
         call = ReadChangelog(
             table_id=self.table_id,
             schema_version=self.schema.version,
-            bucket=BucketId(*bucket_id),
-            from_offset=from_offset,
+            bucket=bucket_of(bucket_id),
+            from_offset=whole_of(from_offset, "from_offset"),
             to_offset=to_offset,
             isolation=Isolation.of(isolation),
         )
@@ -321,6 +332,8 @@ class RemoteTable(DerivedCalls, Standing):
         if (lease is not None) != (source is ScanSource.SNAPSHOT):
             raise InvalidInput("a lease goes with source=ScanSource.SNAPSHOT, and that needs one")
         if source is ScanSource.SNAPSHOT:
+            if not hasattr(lease, "snapshots"):
+                raise InvalidInput(f"a lease is what `lease_latest` has returned, not {lease!r}")
             assert lease is not None
             known = list(lease.snapshots)
             cut = self._stand(shown, at, lambda: lease.cut)
@@ -341,7 +354,7 @@ class RemoteTable(DerivedCalls, Standing):
                     "change records have the columns that changed, and begin at offsets: leave "
                     "`columns` and `at`; `changes` has those between cuts"
                 )
-            offsets = dict(from_offsets or {})
+            offsets = offsets_of(from_offsets or {}, "from_offsets")
             self.refresh()  # Records have all columns that there are, not those we know of.
             schema = log_schema(self.definition)
 
@@ -396,7 +409,8 @@ class RemoteTable(DerivedCalls, Standing):
         It is renewed in the background, unless told otherwise, until it is dropped.
         """
         known = self.bucket_ids()
-        duration_ms = int(duration_s * 1000)
+        duration_ms = int(seconds_of(duration_s, "the duration of a lease") * 1000)
+        deadline_s = seconds_of(deadline_s, "the deadline")
         while True:
             held = hold_latest(
                 lambda: self._cluster.coordinator,

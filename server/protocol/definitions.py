@@ -42,6 +42,8 @@ def define(
         raise InvalidInput(f"a table is created with a Schema, not {schema!r}")
     if type(buckets) is not int:
         raise InvalidInput(f"the number of buckets is a whole number, not {buckets!r}")
+    if not isinstance(options, Mapping):
+        raise InvalidInput(f"options are texts by their names, not {options!r}")
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidInput(f"options are texts by their names, not {name!r}: {value!r}")

@@ -4,7 +4,7 @@ import inspect
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -657,3 +657,94 @@ def test_a_writer_creates_the_partitions_of_its_rows(create: Create) -> None:
         writer.write(0, tb.Rows(data=[{"day": day, "k": 1, "a": 1} for day in ("mo", "tu")]))
     assert table.partitions()["day"].to_pylist() == ["mo", "tu"]
     assert table.to_arrow()["a"].to_pylist() == [1, 1]
+
+
+# --- Wrong types ----------------------------------------------------------------------------------
+
+ANYTHING: list[Any] = [
+    None, 3, -1, 1.5, float("nan"), 10**30, True, "x", "", "a/b", "\ud800", b"x", [], [1], ["x"],
+    [None], (1, 2, 3), {}, {"a": 1}, {1: [2]}, {"k": [1, "x"]}, set(), object(), lambda: 1,
+    date(2026, 1, 1), pa.array([1]),
+]  # fmt: skip
+
+
+def hostile_calls(table: tb.AnyTable) -> dict[str, Callable[[Any], Any]]:
+    """Return calls that take anything in one place, and what is right in all others."""
+    bucket, row = table.bucket_ids()[0], {"day": "mo", "k": 1, "a": 1}
+    key = {"day": "mo", "k": 1}
+
+    def writer(**how: Any) -> None:
+        settings: dict[str, Any] = {"owner_id": "w", "columns": ["a"], "deadline_s": 5.0} | how
+        table.writer(**settings).start().close()
+
+    def write(batch: Any, rows: Any) -> None:
+        with table.writer(owner_id="w", columns=["a"]) as writing:
+            writing.write(batch, rows)
+
+    return {
+        "put": table.put,
+        "put of a value": lambda one: table.put(row | {"a": one}),
+        "put of a key": lambda one: table.put(row | {"k": one}),
+        "put into a partition": lambda one: table.put(row | {"day": one}),
+        "columns of a put": lambda one: table.put(row, columns=one),
+        "mode": lambda one: table.put(row, mode=one),
+        "operation column": lambda one: table.put(row, operation_column=one),
+        "owner": lambda one: table.put(row, owner=one, token=tb.Token(1, 1)),
+        "token": lambda one: table.put(row, owner="o", token=one),
+        "delete": table.delete,
+        "lookup": table.lookup,
+        "lookup in a partition": lambda one: table.lookup(key | {"day": one}),
+        "columns of a lookup": lambda one: table.lookup(key, one),
+        "isolation": lambda one: table.lookup(key, isolation=one),
+        "cut": lambda one: table.lookup(key, at=one),
+        "scan": lambda one: table.scan(one).to_arrow(),
+        "limit": lambda one: table.scan(limit=one).to_arrow(),
+        "buckets": lambda one: table.scan(buckets=one).to_arrow(),
+        "changes": lambda one: table.changes(one, buckets=one),
+        "changelog": lambda one: list(table.changelog(one)),
+        "from_offset": lambda one: list(table.changelog(bucket, one)),
+        "to_offset": lambda one: list(table.changelog(bucket, 0, one)),
+        "undo": lambda one: table.undo("o", one, {bucket: 0}),
+        "undo of an owner": lambda one: table.undo(one, ["a"], {bucket: 0}),
+        "undo to offsets": lambda one: table.undo("o", ["a"], one),
+        "undo to an offset": lambda one: table.undo("o", ["a"], {bucket: one}),
+        "type": lambda one: table.add_column("n", one, "sum"),
+        "function": lambda one: table.add_column("n", "BIGINT", one),
+        "drop_column": table.drop_column,
+        "rename_column": lambda one: table.rename_column(one, "z"),
+        "create_partition": lambda one: table.create_partition(day=one),
+        "drop_partition": lambda one: table.drop_partition(day=one),
+        "drop_partitions": lambda one: table.drop_partitions(older_than=one),
+        "owner of a writer": lambda one: writer(owner_id=one),
+        "columns of a writer": lambda one: writer(columns=one),
+        "ttl_ms": lambda one: writer(ttl_ms=one),
+        "deadline_s": lambda one: writer(deadline_s=one),
+        "redo": lambda one: writer(redo=one),
+        "batch": lambda one: write(one, row),
+        "rows": lambda one: write(0, one),
+    }
+
+
+def test_whatever_is_handed_over_errors_are_ours(create: Create) -> None:
+    table = create(DAYS)
+    table.create_partition(day="mo")
+    for name, call in hostile_calls(table).items():
+        refused = 0
+        for value in ANYTHING:
+            try:
+                call(value)
+            except tb.TallybookError:
+                refused += 1
+            except Exception as exc:
+                raise AssertionError(f"{name} of {value!r}: {exc!r}") from exc
+        assert refused, f"{name} takes anything"
+    with pytest.raises(InvalidInput, match="3 is no value of partition column 'day', which is of"):
+        table.create_partition(day=3)
+    with pytest.raises(InvalidInput, match="column 'a' has a number that no type of Arrow holds"):
+        table.put({"day": "mo", "k": 1, "a": 10**30})
+    dated = create(DATED)
+    for wrong in (20260101, datetime(2026, 1, 1, 12), "2026-01-01", True, None):
+        with pytest.raises(InvalidInput, match="of partition column 'day', which is of type DATE"):
+            dated.create_partition(day=wrong, region="eu")
+    with pytest.raises(InvalidInput, match=r"\(day, region\), not for day"):
+        dated.drop_partition(day=date(2026, 1, 1))
