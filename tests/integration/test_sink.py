@@ -71,6 +71,7 @@ def test_a_stream_is_written_once_and_its_lock_is_released_at_the_end(
     assert stored(table, KEYS) == counted(3)
     sinks.wait_until_released(table, str(query.id))
     assert sinks.record(table, str(query.id)).batch == 2
+    assert sinks.record(table, str(query.id)).query_name == f"query at {tmp_path / 'chk'}"
     status = sink.status()
     assert status["owner"] == str(query.id)
     assert (status["batches"], status["rows"], status["skipped"]) == (3, 60, 0)

@@ -72,6 +72,7 @@ class Sinks:
         """Start a query that ends when its source is exhausted."""
         return (
             stream.writeStream.foreachBatch(sink)
+            .queryName(f"query at {checkpoint}")
             .option("checkpointLocation", str(checkpoint))
             .trigger(availableNow=True)
             .start()
