@@ -84,11 +84,14 @@ def wrong_batches(state: State) -> list[str]:
 
 
 class Ledger:
-    """What rivals have begun, and what was acknowledged to them. Safe for threads."""
+    """What rivals have begun, and what was acknowledged to them. Safe for threads.
 
-    def __init__(self) -> None:
+    `after`: the last serial that a ledger of the same table may have given before this one.
+    """
+
+    def __init__(self, after: int = 0) -> None:
         self._lock = threading.Lock()
-        self._serial = 0
+        self._serial = after
         self._acknowledged: set[int] = set()
         self._never: set[int] = set()
 

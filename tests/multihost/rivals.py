@@ -17,7 +17,14 @@ from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from tests.conftest import schema_of
 from tests.multihost.clients import apply_changes
-from tests.multihost.rival_batches import ALL_KEYS, COLUMNS, State, scanned_state, state_of
+from tests.multihost.rival_batches import (
+    ALL_KEYS,
+    COLUMNS,
+    Ledger,
+    State,
+    scanned_state,
+    state_of,
+)
 from tests.multihost.rival_readers import Cuts, Follower, Reader
 from tests.multihost.rival_writer import Era, Rival, come_back, mortal_writers, take_all
 from tests.multihost.sharing import Shared
@@ -36,7 +43,8 @@ def run(shared: Shared, cluster: Cluster) -> None:
     with mortal_writers():
         if RIVALS_TABLE in _insist(cluster.list_tables):
             left = cluster.table(RIVALS_TABLE)  # By a process that was killed.
-            _end(Era(shared, left.table_id), cluster, left)
+            ledger = Ledger(after=int(time.time()))  # It had numbers of its own.
+            _end(Era(shared, left.table_id, ledger), cluster, left)
         number = 0
         while not shared.stopping.is_set():
             began = time.monotonic()
