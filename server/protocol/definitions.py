@@ -140,9 +140,14 @@ class ClusterTable:
         """What no other table is or was called, not even one of another cluster."""
         return self.table.definition.options[UID]
 
+    @property
+    def directory(self) -> str:
+        """Where all its buckets are, below the cluster's storage and the views of a server."""
+        return f"{self.table.file_name}-{self.uid}"
+
     def path(self, key: BucketId) -> str:
         """Return where a bucket's log is below the cluster's storage, and its view on a server."""
-        return f"{self.table.file_name}-{self.uid}/{key}"
+        return f"{self.directory}/{key}"
 
     @property
     def retention(self) -> timedelta | None:

@@ -8,6 +8,7 @@ janitor           the files of tables and partitions that were dropped
 kept_cuts         cuts that a server takes by itself, and the last one of each table
 large_puts        the calls of a tablet server that take large puts
 leadership        a server's leads: takes those that should be its, hands over what is asked for
+leads             the nodes of leads that a session has, or may have
 limits            how much a server takes on at a time
 log_store         whether the log store can be used, tried before a server joins
 looking_up        the calls of a tablet server that look up

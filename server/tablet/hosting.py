@@ -1,6 +1,7 @@
 """The buckets that a server leads, open and recovered, and those that it warms up for."""
 
 import logging
+import re
 import shutil
 import threading
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from foundation.allocator import keep_freed_memory
 from foundation.errors import LogGap, NotLeader, TallybookError
-from foundation.ids import LeadKey
+from foundation.ids import BucketId, LeadKey
 from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.follower import Follower
@@ -26,6 +27,8 @@ from server.protocol.definitions import SNAPSHOTS, ClusterTable
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
+# With the uid: whatever else somebody keeps beside the views is not ours to delete.
+_OF_A_TABLE = re.compile(".+-[0-9a-f]{32}")
 # A change that is replayed costs about as much as this many bytes of a snapshot that is restored.
 _BYTES_PER_CHANGE = 256
 ReadSnapshots = Callable[[], Sequence[ListedSnapshot]]
@@ -338,6 +341,28 @@ class Hosting:
         self.cool(key)
         self.close(key)
         shutil.rmtree(self._views / path, ignore_errors=True)
+
+    def sweep(self, exists: Callable[[LeadKey], bool]) -> None:
+        """Delete all views of tables and partitions that there are not any more.
+
+        Nobody may be opening one of them, or closing one.
+        """
+        with self._lock:
+            known = {table.directory: table.table_id for table in self._tables.values()}
+        for directory in self._views.glob("*-*"):
+            if not _OF_A_TABLE.fullmatch(directory.name):
+                continue
+            table_id = known.get(directory.name)
+            partitions = list(directory.iterdir())
+            gone = [
+                partition
+                for partition in partitions
+                if table_id is None
+                or not exists(LeadKey(table_id, BucketId(int(partition.name), 0)))
+            ]
+            for path in [directory] if gone == partitions else gone:
+                logger.info("%s was a view of what was dropped, and is deleted", path)
+                shutil.rmtree(path, ignore_errors=True)
 
     def close_all(self) -> None:
         """Stop serving; one that fails to close keeps none of the others open."""

@@ -25,6 +25,7 @@ from server.protocol.definitions import ClusterTable
 from server.tablet.complaints import Complaints
 from server.tablet.config import HandOverConfig
 from server.tablet.hosting import Hosting
+from server.tablet.leads import Leads
 from server.tablet.openings import Held, Openings
 from server.tablet.peers import Peers
 from server.tablet.standing_aside import StandingAside
@@ -71,12 +72,17 @@ class Leadership:
         self._aside = aside
         self._settle_s = config.settle_s
         self._clock_s = clock_s
-        self._openings = Openings(coordinator, server, hosting, peers, complaints, clock_s=clock_s)
+        self._leads = Leads(coordinator.leaders, server)
+        self._openings = Openings(
+            coordinator, self._leads, hosting, peers, complaints, clock_s=clock_s
+        )
         self._members = Members(live=())
         self._members_since_s = clock_s()
         self._tables: dict[int, ClusterTable] = {}
         # As it was at the last look; None: something has changed since.
         self._placed: _Placed | None = None
+        # Whether views may be left on this disk of what there is no more.
+        self._unswept = True
         # Being handed over; and ended here, while their nodes are still ours: ZooKeeper was away.
         self._handing: set[LeadKey] = set()
         self._owed: set[LeadKey] = set()
@@ -126,10 +132,9 @@ class Leadership:
         with self._reconciling:  # Whoever ends the session waits for it.
             self._stopping = True
             self._openings.stop()
-            led = list(self._hosting.led())
             self._hosting.close_all()
             try:
-                self._coordinator.leaders.give_up(self._server, led)
+                self._leads.give_up(self._leads.possible())
             except TallybookError as exc:
                 logger.warning("leads are left to the session's end: %s", exc)
         self._worth_looking.set()
@@ -164,16 +169,29 @@ class Leadership:
             placed = self._placed
             if placed is None:
                 placed = self._placed = self._place(members)
+                self._unswept = True
             self._let_go(placed)
             self._forget(self._picture.tables)
+            self._sweep(placed)
             self._want(sorted(placed.ours.difference(self._hosting.led(), self._handing)))
         with self._changed:
             self._changed.notify_all()
 
     def _forget(self, existing: Collection[int]) -> None:
-        """Let go of the definitions of all other tables; their buckets have ended."""
-        self._tables = {number: one for number, one in self._tables.items() if number in existing}
-        self._hosting.forget_tables(existing)
+        """Let go of the definitions of all other tables, but for those that are still ending."""
+        kept = {*existing, *(key.table_id for key in self._leads.possible())}
+        self._tables = {number: one for number, one in self._tables.items() if number in kept}
+        self._hosting.forget_tables(kept)
+
+    def _sweep(self, placed: _Placed) -> None:
+        """Delete the views of what was dropped, also while it was led elsewhere, or we were away.
+
+        Not before all who were at such a bucket have ended.
+        """
+        at_work = {*self._openings.busy(), *self._leads.possible()}
+        if self._unswept and all(map(placed.exists, at_work)):
+            self._hosting.sweep(placed.exists)
+            self._unswept = False
 
     def _note(self, members: Members) -> None:
         """Remember who is there, and since when nobody has come or gone."""
@@ -225,11 +243,14 @@ class Leadership:
         Nothing else: that another server should have a bucket is for that one to say.
         """
         gone = self._owed - self._handing
-        for key, led in self._hosting.led().items():
-            dropped = not placed.exists(key)
-            if not (dropped or led.bucket.deposed) or not self._openings.claim(key):
+        led = self._hosting.led()
+        # Those that were never opened, as well: nobody else would let go of them.
+        dropped = {key for key in {*led, *self._leads.possible()} if not placed.exists(key)}
+        deposed = {key for key, one in led.items() if one.bucket.deposed}
+        for key in sorted(dropped | deposed):
+            if not self._openings.claim(key):
                 continue
-            end = self._hosting.drop if dropped else self._hosting.close
+            end = self._hosting.drop if key in dropped else self._hosting.close
             try:
                 end(key)
             except TallybookError:
@@ -239,7 +260,7 @@ class Leadership:
             gone.add(key)
         if gone:
             self._owed |= gone
-            self._coordinator.leaders.give_up(self._server, sorted(gone))
+            self._leads.give_up(gone)
             self._owed -= gone
 
     def _want(self, missing: Sequence[LeadKey]) -> None:
@@ -247,11 +268,11 @@ class Leadership:
         # Those that wait to be opened are ours, as far as we know, and not asked for every time.
         taken = sorted(set(missing).intersection(self._openings.waiting()))
         unknown = sorted(set(missing).difference(taken))
-        holders = self._coordinator.leaders.holders(unknown) if unknown else {}
+        holders = self._leads.holders(unknown) if unknown else {}
         taken += [key for key in unknown if holders.get(key) == self._server.name]
         free = [key for key in unknown if key not in holders]
         for first in range(0, len(free), AT_ONCE):
-            taken += self._coordinator.leaders.take(self._server, free[first : first + AT_ONCE])
+            taken += self._leads.take(free[first : first + AT_ONCE])
             hit("leadership.taken")
             if self._worth_looking.is_set():  # Others have come, perhaps, and the rest is theirs.
                 break
@@ -286,7 +307,7 @@ class Leadership:
             self._end(key)
             hit("leadership.closed")
             self._owed.add(key)
-            self._coordinator.leaders.give_up(self._server, [key])
+            self._leads.give_up([key])
             self._owed.discard(key)
             hit("handover.given_up")
             logger.info("handed bucket %s over to session %s", key, session)

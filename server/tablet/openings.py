@@ -29,6 +29,7 @@ from locks.snapshots.list_records import ListedSnapshot
 from server.protocol.definitions import ClusterTable
 from server.tablet.complaints import Complaints
 from server.tablet.hosting import Hosting
+from server.tablet.leads import Leads
 from server.tablet.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Openings:
     def __init__(
         self,
         coordinator: Coordinator,
-        server: Server,
+        leads: Leads,
         hosting: Hosting,
         peers: Peers,
         complaints: Complaints,
@@ -80,7 +81,7 @@ class Openings:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._coordinator = coordinator
-        self._server = server
+        self._leads = leads
         self._hosting = hosting
         self._peers = peers
         self._complaints = complaints
@@ -221,7 +222,7 @@ class Openings:
 
     def _open(self, key: LeadKey) -> None:
         # Since it was taken, it may have been handed over; not from here on, while we have it.
-        if self._coordinator.leaders.leader_of(key) != self._server.name:
+        if not self._leads.has(key):
             raise Closed("its node is not ours any more")
         began = time.monotonic()
         self._hosting.open(key, *self._sources(key))
@@ -241,7 +242,7 @@ class Openings:
             self._come_near(key)
             refused = self._ask(key)
             # Whatever the answer was: a node that is there is nobody else's to take.
-            if not self._is_ours(key) and not self._coordinator.leaders.take(self._server, [key]):
+            if not self._is_ours(key) and not self._leads.take([key]):
                 raise Retryable(refused or "another server has taken it meanwhile")
             hit("handover.taken")
             self._open(key)
@@ -267,7 +268,7 @@ class Openings:
             return None
         held.check()
         try:
-            refused = self._peers.ask(held.leader.address, key, self._server.name, _ASK_S)
+            refused = self._peers.ask(held.leader.address, key, self._leads.session, _ASK_S)
         except ServerUnavailable as exc:  # It may have; and if it is dead, its session's end will.
             return str(exc)
         return None if refused is None else f"server {held.leader.address} keeps it: {refused}"

@@ -75,6 +75,8 @@ class TabletServer:
         for directory in (local_directory(self._logs), config.views):
             if directory is not None:
                 _check_writable(directory)
+        if self._logs == str(config.views.resolve()):
+            raise InvalidInput(f"--logs and --views are both {self._logs}: give each its own")
         storage = self._storage = open_storage(self._logs, **config.storage_settings)
         self._views_lock = ViewsLock(config.views)
         self._scanners = Scanners(config.scanners)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from foundation.failpoints import arm
 from foundation.ids import BucketId, LeadKey
 from locks.catalog.definitions import CatalogTable
 from locks.cluster.placement import place
+from locks.coordinator import Coordinator
 from server.protocol.definitions import define
 from server.tablet.openings import Openings
 from server.tablet.standing_aside import UNABLE
@@ -273,6 +275,103 @@ def test_a_bucket_that_was_handed_over_before_it_was_opened_is_not_opened(
     assert answers == [None]
     assert key not in first.led()
     assert key not in leaders(first)
+
+
+# --- What is dropped before it is led -------------------------------------------------------------
+
+
+def drop(server: LeadingServer, name: str = "sums") -> None:
+    server.coordinator.drop_table(server.coordinator.tables.get(name), force=True)
+
+
+def look_until_nothing_is_led(server: LeadingServer) -> None:
+    """Look as often as a server does in a few seconds; each look ends what it began."""
+    for _ in range(3):
+        server.look()
+    assert not server.led()
+    ours = [key for key, name in leaders(server).items() if name == server.server.name]
+    assert not ours, "nobody else can give these nodes up"
+    assert not views_of(server)
+
+
+def views_of(server: LeadingServer) -> list[str]:
+    return [path.name for path in server.hosting.checkpoints.parent.glob("sums-*/*/*")]
+
+
+def test_a_bucket_that_is_dropped_before_it_is_opened_is_given_up(crowd: Crowd) -> None:
+    server = crowd.join(1)
+    create_table(server)
+    with arm("leadership.taken", lambda: drop(server)):
+        server.leadership.reconcile()
+    assert leaders(server)
+    look_until_nothing_is_led(server)
+
+
+def test_a_bucket_that_is_dropped_while_it_is_taken_over_is_given_up(
+    crowd: Crowd, first: LeadingServer
+) -> None:
+    second, dropped = crowd.join(2), threading.Event()
+
+    def drop_once() -> None:
+        if not dropped.is_set():
+            dropped.set()
+            drop(first)
+
+    with arm("handover.taken", drop_once):
+        second.look()
+    assert dropped.is_set()
+    for server in (first, second):
+        look_until_nothing_is_led(server)
+
+
+def test_a_bucket_that_is_dropped_when_nobody_knew_whether_it_was_taken_is_given_up(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = crowd.join(1)
+    create_table(server)
+    taken = server.coordinator.leaders.take
+
+    def unanswered(*call: Any) -> None:
+        taken(*call)
+        raise Unavailable("the answer is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.coordinator.leaders, "take", unanswered)
+        with pytest.raises(Unavailable):
+            server.leadership.reconcile()
+    drop(server)
+    assert leaders(server)
+    look_until_nothing_is_led(server)
+
+
+def test_views_of_what_was_dropped_while_another_server_led_it_are_deleted(
+    crowd: Crowd, first: LeadingServer
+) -> None:
+    second = crowd.join(2)
+    second.look()
+    assert len(first.led()) < BUCKETS
+    assert len(views_of(first)) == BUCKETS, "a view stays for when its bucket comes back"
+    others = first.hosting.checkpoints.parent / "not-ours"
+    others.mkdir()
+    drop(first)
+    for server in (first, second):
+        look_until_nothing_is_led(server)
+    assert others.exists()
+
+
+def test_views_of_what_was_dropped_while_a_server_was_away_are_deleted(
+    crowd: Crowd, first: LeadingServer
+) -> None:
+    create_table(first, "kept")
+    first.look()
+    first.die()
+    coordinator = Coordinator(crowd.memory.connect())
+    coordinator.drop_table(coordinator.tables.get("sums"), force=True)
+    again = crowd.join(1)
+    assert len(views_of(again)) == BUCKETS
+    again.look()
+    assert not views_of(again)
+    assert len(again.led()) == BUCKETS
 
 
 # --- In the background ----------------------------------------------------------------------------
