@@ -329,6 +329,21 @@ def test_a_running_job_is_told_that_its_table_was_truncated_and_a_new_one_counts
     assert run("lookup", sums.name, "1", "--columns", "a", "--json").json["a"] == 1
 
 
+def test_what_users_get_says_what_it_is(local: LocalCluster, sums: RemoteTable) -> None:
+    assert repr(local) == f"<LocalCluster in {local._directory}, 2 servers run>"
+    with sums.writer(owner_id="w", columns=["a"]) as writer:
+        writer.write(0, Rows(data={"k": [1], "a": [1]}))
+        assert repr(writer) == "<TableWriter of w: a; clean>"
+    with sums.scan(["a"]) as scan:
+        assert repr(scan) == "<TableScan of k, a; buckets: 2>"
+    changes = sums.changes()
+    assert repr(changes).startswith("<TableChanges from ")
+    assert repr(changes).endswith(f" to {changes.until!r}; buckets: 2>")
+    sums.snapshot()
+    with sums.lease_latest("night", renew=False) as lease:
+        assert repr(lease) == "<SnapshotLease night; snapshots: 2>"
+
+
 def test_a_benchmark_counts_right_and_leaves_nothing(run: Run, cluster: Cluster) -> None:
     found = run("bench", "--seconds", "0.1", "--keys", "100", "--rows", "50", "--json")
     assert found.code == 0, found.err
