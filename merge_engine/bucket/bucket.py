@@ -393,6 +393,16 @@ class Bucket:
         return self._view.meta.works
 
     @property
+    def view_lag(self) -> int:
+        """How many changes the view on disk lacks: whoever opens it replays them; thread-safe."""
+        return max(0, self._log.end - self._view.written)
+
+    @property
+    def view_error(self) -> str | None:
+        """Why the view on disk did not take changes the last time; None if it did; thread-safe."""
+        return self._view.error
+
+    @property
     def cleaned(self) -> CleanedOwners | None:
         """What is known of the changes before `start_offset`; None: nothing. Safe for threads."""
         return self._log.cleaned

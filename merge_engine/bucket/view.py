@@ -198,6 +198,16 @@ class View:
         """The offset up to which the rows have all changes."""
         return self.meta.applied
 
+    @property
+    def written(self) -> int:
+        """The offset up to which RocksDB has all changes; safe for threads."""
+        return self._behind.written
+
+    @property
+    def error(self) -> str | None:
+        """Why RocksDB did not take the rows the last time; None if it did. Safe for threads."""
+        return self._behind.error
+
     def apply(
         self,
         located: Located,

@@ -40,6 +40,8 @@ class WriteBehind:
         self._background = background
         self._options = options
         self.written = meta.applied
+        # Why RocksDB did not take the rows the last time; None: it did.
+        self.error: str | None = None
         # All up to here is at least being written.
         self._taken = meta.applied
         # What was begun to be written, and, where that is done beside other calls, its end.
@@ -63,8 +65,9 @@ class WriteBehind:
         job.in_a_hurry = True
         try:
             job.run(self.writer)
-        except BaseException:
+        except BaseException as exc:
             self._not_written(job)
+            self.error = str(exc)
             raise
         self._is_written(job)
 
@@ -143,6 +146,7 @@ class WriteBehind:
     def _is_written(self, job: "_Job") -> None:
         self._rows.written(job.slots)
         self.written = job.changes.applied
+        self.error = None
         self._begun = None
 
     def _not_written(self, job: "_Job") -> None:
@@ -152,6 +156,7 @@ class WriteBehind:
         self._begun = None
 
     def _warn(self, error: Exception) -> None:
+        self.error = str(error)
         logger.warning("view %s lags its log: %s", self.writer.path, error)
 
 

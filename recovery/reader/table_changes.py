@@ -48,6 +48,10 @@ class TableChanges:
         for bucket in self.buckets:
             yield from self.of_bucket(bucket)
 
+    def __repr__(self) -> str:
+        since = "the logs' beginning" if self.since is None else repr(self.since)
+        return f"<TableChanges from {since} to {self.until!r}; buckets: {len(self.buckets)}>"
+
     def of_bucket(self, bucket: BucketId) -> Iterator[pa.RecordBatch]:
         """Yield the records of one bucket."""
         for batch in self._read(bucket):

@@ -111,6 +111,9 @@ class TableScan:
                 self._note(bucket, rows)
                 rows.close()
 
+    def __repr__(self) -> str:
+        return f"<TableScan of {', '.join(self._schema.names)}; buckets: {len(self._buckets)}>"
+
     def to_arrow(self) -> pa.Table:
         """Return all rows, or as many as the limit says; a bucket that moves is read again."""
         with self._streams() as streams:

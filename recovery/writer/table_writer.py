@@ -177,6 +177,10 @@ class TableWriter:
         """The buckets, as this writer reaches them now."""
         return self._access
 
+    def __repr__(self) -> str:
+        columns = "all columns" if self._columns is None else ", ".join(map(str, self._columns))
+        return f"<TableWriter of {self._owner}: {columns}; {self._state.name.lower()}>"
+
     def start(self) -> "TableWriter":
         """Acquire the columns and recover; returns when the lock is ready.
 

@@ -107,6 +107,9 @@ class SnapshotLease:
         self._coordinator().leases.drop(self._table_id, self.lease_id)
         self._snapshots = {}
 
+    def __repr__(self) -> str:
+        return f"<SnapshotLease {self.lease_id}; snapshots: {len(self._snapshots)}>"
+
     def __enter__(self) -> "SnapshotLease":
         return self
 

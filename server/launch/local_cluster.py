@@ -186,6 +186,10 @@ class LocalCluster:
                         )
                 time.sleep(0.02)
 
+    def __repr__(self) -> str:
+        runs = f"{len(self.servers)} servers run" if self.servers else "not started"
+        return f"<LocalCluster in {self._directory}, {runs}>"
+
     def __enter__(self) -> "LocalCluster":
         return self.start()
 

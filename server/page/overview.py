@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foundation.ids import BucketId, LeadKey
+from foundation.ids import BucketId
 from locks.catalog.copies import LakeCopy
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
@@ -64,6 +64,7 @@ class Overview:
             ],
             "rows": sum(one["rows"] for one in led),
             "bytes": sum(one["bytes"] for one in led),
+            "view_lag": sum(one["view_lag"] for one in led),
             "locks": [
                 self._with_age(table.table_id, _lock(table, lock, buckets, now_ms), now_ms)
                 for lock in locks
@@ -108,25 +109,29 @@ class Overview:
     ) -> Mapping[str, Any]:
         """Return how many buckets have a snapshot, and how old the oldest is that lacks something.
 
+        `lag`: how many changes the latest ones do not have, which their servers keep in the log.
         Where nothing was written since, no new one is taken: such a one is as good as new.
         """
         read_at, latest = self._snapshots.get(table_id, (0.0, {}))
         if not latest or time.monotonic() - read_at > SNAPSHOTS_S:
             lists = self._cluster.coordinator.snapshots.read_many(table_id, ids)
             latest = {
-                str(LeadKey(table_id, key)): found.latest
-                for key, found in lists.items()
-                if found.latest is not None
+                str(key): found.latest for key, found in lists.items() if found.latest is not None
             }
             self._snapshots[table_id] = time.monotonic(), latest
+        lags = {
+            name: _written(bucket) - (latest[name].applied if name in latest else 0)
+            for name, bucket in buckets.items()
+        }
         ages_s = [
             _seconds(now_ms - snapshot.created_ms)
             for name, snapshot in latest.items()
-            if _written(buckets.get(name, {})) > snapshot.applied
+            if lags.get(name, 0) > 0
         ]
         return {
             "buckets": len(latest),
             "bytes": sum(snapshot.bytes for snapshot in latest.values()),
+            "lag": sum(lag for lag in lags.values() if lag > 0),
             "oldest_s": max(ages_s, default=0.0) if latest else None,
         }
 
@@ -172,6 +177,9 @@ def buckets_of(table_id: int, servers: Sequence[Mapping[str, Any]]) -> dict[str,
                     "bytes": one["bytes"],
                     "offset": one["end_offset"],
                     "work": one["work"],
+                    # A server of an earlier version does not tell.
+                    "view_lag": one.get("view_lag", 0),
+                    "view_error": one.get("view_error"),
                 }
     return found
 

@@ -64,6 +64,8 @@ class StatusReport:
                 "bytes": led.bucket.stored_bytes(),
                 "start_offset": led.bucket.start_offset,
                 "end_offset": led.bucket.end_offset,
+                "view_lag": led.bucket.view_lag,
+                "view_error": led.bucket.view_error,
                 "owners": led.owners(),
                 "work": {owner: work.end_offset for owner, work in led.bucket.works.items()},
             }

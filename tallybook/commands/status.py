@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from server.page.overview import Overview
-from tallybook.commands.output import print_json, print_line, print_table, span
+from tallybook.commands.output import counted, print_json, print_line, print_table, span
 from tallybook.commands.reaching import ADDRESS, Json, cluster_command, connected
 from tallybook.connecting import Reach
 
@@ -33,9 +33,10 @@ def status(
 ) -> None:
     """List the servers of a cluster, the buckets that they lead, and what is wrong.
 
-    A bucket is PARTITION/NUMBER, beside its table's name. Exit code 1 if something is wrong: no
-    server, one that does not answer or complains, a bucket without a leader, a lock that nobody
-    renews.
+    A bucket is PARTITION/NUMBER, beside its table's name. VIEW LAG is how many changes of the log
+    the views on the servers' disks do not have yet, SNAPSHOT LAG how many the latest snapshots do
+    not. Exit code 1 if something is wrong: no server, one that does not answer or complains, a
+    bucket without a leader, a view that cannot be written, a lock that nobody renews.
     """
     with connected(reach) as cluster:
         seen = Overview(cluster).look()
@@ -56,20 +57,32 @@ def status(
         raise typer.Exit(1)
 
 
-_TABLES = ("TABLE", "ROWS", "BUCKETS", "LED", "SNAPSHOTS", "OLDEST SNAPSHOT", "LEASES")
+_TABLES = (
+    "TABLE",
+    "ROWS",
+    "BUCKETS",
+    "LED",
+    "VIEW LAG",
+    "SNAPSHOTS",
+    "SNAPSHOT LAG",
+    "LEASES",
+)
 
 
 def _table_cells(table: Mapping[str, Any]) -> tuple[str, ...]:
     led = [one for one in table["buckets"] if one["server"] is not None]
     snapshots = table["snapshots"]
-    oldest = "-" if snapshots["oldest_s"] is None else f"{span(snapshots['oldest_s'])} ago"
+    lag = f"{snapshots['lag']:,}"
+    if snapshots["oldest_s"]:
+        lag += f", since {span(snapshots['oldest_s'])}"
     return (
         table["name"],
         f"{table['rows']:,}",
         str(len(table["buckets"])),
         str(len(led)),
+        f"{table['view_lag']:,}",
         f"{snapshots['buckets']} of {len(table['buckets'])}",
-        oldest,
+        lag,
         str(sum(lease["live"] for lease in table["leases"])),
     )
 
@@ -88,6 +101,7 @@ def problems_of(seen: Mapping[str, Any], *, snapshot_age_s: float) -> list[str]:
             problems.append(f"server {server['address']}: {what}: {why}")
     for table in seen["tables"]:
         problems += _leaderless(table)
+        problems += _stuck_views(table)
         problems += _old_snapshots(table, snapshot_age_s)
         problems += _locks(table)
     return problems
@@ -102,6 +116,16 @@ def _leaderless(table: Mapping[str, Any]) -> list[str]:
     return [
         f"table {table['name']}: {_listed(names)} without a leader: {why}"
         for why, names in by_reason.items()
+    ]
+
+
+def _stuck_views(table: Mapping[str, Any]) -> list[str]:
+    """Return the views that did not take what changed. Nothing is lost: the log has it."""
+    return [
+        f"table {table['name']}: the view of bucket {one['bucket']} at server {one['server']} is "
+        f"{counted(one['view_lag'], 'change')} behind its log: {one['view_error']}"
+        for one in table["buckets"]
+        if one.get("view_error")
     ]
 
 

@@ -150,7 +150,9 @@ def rename(
 def truncate(reach: Reach, table: TableName, force: Force = False, yes: Yes = False) -> None:
     """Empty a table; refused while a column lock is live.
 
-    Owners are forgotten, too: a job that goes on where it was begins to count anew.
+    With --force, a job that runs is told that its table was dropped, and commits nothing more.
+    Owners are forgotten, too: a job that is started again begins with an empty table, and whatever
+    its source gives it from then on is counted.
     """
     with connected(reach) as cluster:
         found = cluster.table(table)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from pyarrow import csv, ipc, parquet
 
+from foundation.errors import TallybookError
 from recovery.writer.rows import Rows
 from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
@@ -19,6 +21,7 @@ from server.protocol.environment import ADDRESS_VARIABLE
 from tallybook import cli
 from tallybook.commands.bench import PREFIX
 from tests.conftest import SUMS
+from tests.support.zookeeper_server import wait_until
 
 _NUMBERS = count()
 EVENTS = """
@@ -281,6 +284,64 @@ def test_the_status_of_a_healthy_cluster_is_0_and_one_without_servers_1(
         assert (wrong.code, wrong.out) == (1, "")
         assert "there is no cluster below /nowhere" in wrong.err
     assert run("status", address, "--zookeeper", local.address).code == 2
+
+
+def test_the_status_says_how_far_views_and_snapshots_are_behind(
+    run: Run, sums: RemoteTable
+) -> None:
+    def lags() -> tuple[int, int]:
+        [found] = [one for one in run("status", "--json").json["tables"] if one["id"] == table_id]
+        return found["view_lag"], found["snapshots"]["lag"]
+
+    table_id = sums.table_id
+    with sums.writer(owner_id="w", columns=["a"]) as writer:
+        writer.write(0, Rows(data={"k": list(range(20)), "a": [1] * 20}))
+        view, snapshots = lags()
+        assert view >= 20, "the rows are in memory, and in the log"
+        assert snapshots >= 20
+        assert run("snapshots", sums.name, "--take").code == 0
+        assert lags() == (0, 0)
+        assert run("status", "--snapshot-age", "0").code == 0
+        writer.write(1, Rows(data={"k": list(range(20)), "a": [1] * 20}))
+        assert all(lag >= 20 for lag in lags())
+
+        def is_old() -> bool:
+            found = run("status", "--snapshot-age", "0")
+            return found.code == 1 and f"! table {sums.name}: the latest snapshot" in found.out
+
+        wait_until(is_old, "a snapshot that lacks something is told of")
+
+
+def test_a_running_job_is_told_that_its_table_was_truncated_and_a_new_one_counts_anew(
+    run: Run, cluster: Cluster, sums: RemoteTable
+) -> None:
+    rows = Rows(data={"k": [1], "a": [1]})
+    with suppress(TallybookError), sums.writer(owner_id="w", columns=["a"]) as writer:
+        writer.write(0, rows)
+        refused = run("truncate", sums.name, "--yes")
+        assert (refused.code, refused.out) == (1, "")
+        assert "--force" in refused.err
+        assert run("truncate", sums.name, "--yes", "--force").code == 0
+        with pytest.raises(TallybookError, match="dropped"):
+            writer.write(1, rows)
+    with cluster.table(sums.name).writer(owner_id="w", columns=["a"]) as again:
+        again.write(0, rows)
+    assert run("lookup", sums.name, "1", "--columns", "a", "--json").json["a"] == 1
+
+
+def test_what_users_get_says_what_it_is(local: LocalCluster, sums: RemoteTable) -> None:
+    assert repr(local) == f"<LocalCluster in {local._directory}, 2 servers run>"
+    with sums.writer(owner_id="w", columns=["a"]) as writer:
+        writer.write(0, Rows(data={"k": [1], "a": [1]}))
+        assert repr(writer) == "<TableWriter of w: a; clean>"
+    with sums.scan(["a"]) as scan:
+        assert repr(scan) == "<TableScan of k, a; buckets: 2>"
+    changes = sums.changes()
+    assert repr(changes).startswith("<TableChanges from ")
+    assert repr(changes).endswith(f" to {changes.until!r}; buckets: 2>")
+    sums.snapshot()
+    with sums.lease_latest("night", renew=False) as lease:
+        assert repr(lease) == "<SnapshotLease night; snapshots: 2>"
 
 
 def test_a_benchmark_counts_right_and_leaves_nothing(run: Run, cluster: Cluster) -> None:

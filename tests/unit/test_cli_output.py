@@ -91,6 +91,24 @@ def table(**fields: Any) -> dict[str, Any]:
         (
             {
                 "servers": [{"address": "h:1"}],
+                "tables": [
+                    table(
+                        buckets=[
+                            {
+                                "bucket": "0/3",
+                                "server": "h:1",
+                                "view_lag": 7,
+                                "view_error": "no room",
+                            }
+                        ]
+                    )
+                ],
+            },
+            "table clicks: the view of bucket 0/3 at server h:1 is 7 changes behind its log: no",
+        ),
+        (
+            {
+                "servers": [{"address": "h:1"}],
                 "tables": [table(snapshots={"oldest_s": 7200.0, "buckets": 1})],
             },
             "table clicks: the latest snapshot of a bucket is 2 h old",

@@ -73,3 +73,16 @@ def test_a_stall_that_lasts_is_an_error_that_says_so(tmp_path: Path) -> None:
         view.flush()
     assert amount(view) == 7
     view.close()
+
+
+def test_a_view_that_was_not_written_says_why_until_it_is(tmp_path: Path) -> None:
+    view = stalling_view(tmp_path, 1_000_000, IMPATIENT)
+    view.apply(view.load(KEY), prepare_rows([0], ROW), 1)
+    with pytest.raises(StorageUnavailable):
+        view.write_behind()
+    assert view.written == 0
+    assert "stall" in str(view.error).lower()
+    view._behind.writer._database._failures = 0  # type: ignore[attr-defined]
+    view.write_behind()
+    assert (view.written, view.error) == (1, None)
+    view.close()
