@@ -12,7 +12,7 @@ import tallybook as tb
 from foundation.errors import InvalidInput, UnknownColumn
 from server.launch.local_cluster import LocalCluster
 from tests.conftest import SUMS
-from tests.support.connect_server import connect_session
+from tests.support.connect_server import connect_server
 from tests.support.sinks import KEYS, QUERY_S, Sinks, counted, ones, sinks_of, stored, write_file
 from tests.support.zookeeper_server import wait_until
 
@@ -23,8 +23,9 @@ pytestmark = pytest.mark.spark
 def module_sinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sinks]:
     directory = tmp_path_factory.mktemp("connect")
     with (
-        connect_session() as spark,
+        connect_server() as server,
         LocalCluster(directory, servers=2, session_timeout_s=2.0) as local,
+        server.session() as spark,
         sinks_of(local, spark) as sinks,
     ):
         yield sinks
@@ -73,6 +74,14 @@ def at_failpoint(
     return write
 
 
+def die() -> None:
+    """End the process; named here, and sent along by value."""
+    import os  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_batches_count_once_over_a_stop_and_a_restart_and_the_lock_is_released_each_time(
     sinks: Sinks, source: Path
 ) -> None:
@@ -88,29 +97,28 @@ def test_batches_count_once_over_a_stop_and_a_restart_and_the_lock_is_released_e
         sinks.wait_until_released(table, "orders")
         write_file(source, run, ones())
     assert sink.status()["batches"] == 0, "what it does is done elsewhere"
+    # Another checkpoint is another query: its batch 0 is no replay, and is not skipped either.
+    failure = failure_of(started(sinks, source, sink, checkpoint="2"))
+    assert "HandoverNeeded" in failure
+    assert stored(table, KEYS) == counted(2)
 
 
-@pytest.mark.parametrize("failpoint", ["writer.put", "writer.committed"])
-def test_a_batch_in_which_the_process_is_killed_counts_once_after_a_restart(
-    failpoint: str, sinks: Sinks, source: Path
+def test_a_batch_in_which_the_process_is_killed_twice_counts_once(
+    sinks: Sinks, source: Path
 ) -> None:
-    def die() -> None:
-        import os  # noqa: PLC0415
-        import signal  # noqa: PLC0415
-
-        os.kill(os.getpid(), signal.SIGKILL)
-
     table = sinks.table(SUMS)
     sink = sinks.sink(table, ["a", "b"], owner_id="orders")
     write_file(source, 1, ones())
-    query = started(sinks, source, at_failpoint(sink, failpoint, 1, die))
-    assert "worker exited unexpectedly" in failure_of(query)
-    assert stored(table, KEYS) == counted(2), "the batch was put"
-    assert sinks.record(table, "orders").batch == (1 if failpoint == "writer.committed" else 0)
+    for failpoint, committed in (("writer.put", 0), ("writer.committed", 1)):
+        query = started(sinks, source, at_failpoint(sink, failpoint, 1, die))
+        assert "worker exited unexpectedly" in failure_of(query)
+        assert stored(table, KEYS) == counted(2), "the batch was put"
+        assert sinks.record(table, "orders").batch == committed
+    write_file(source, 2, ones())
     query = started(sinks, source, sink)
     query.processAllAvailable()
-    assert sinks.record(table, "orders").batch == 1
-    assert stored(table, KEYS) == counted(2)
+    assert sinks.record(table, "orders").batch == 2
+    assert stored(table, KEYS) == counted(3)
 
 
 def test_a_query_that_is_stopped_within_a_batch_leaves_its_columns_to_anybody(
@@ -124,51 +132,24 @@ def test_a_query_that_is_stopped_within_a_batch_leaves_its_columns_to_anybody(
         Path(there).touch()
         time.sleep(60)
 
-    table = sinks.table(SUMS)
-    sink = sinks.sink(table, ["a", "b"], owner_id="orders")
-    query = started(sinks, source, at_failpoint(sink, "writer.put", 0, wait))
+    # Beside another query of the session: then it is known by its name.
+    tables = [sinks.table(SUMS), sinks.table(SUMS)]
+    made = [sinks.sink(table, ["a", "b"], owner_id=f"of {table.name}") for table in tables]
+    functions = [made[0], at_failpoint(made[1], "writer.put", 0, wait)]
+    queries = [
+        started(sinks, source, function, name=f"of {table.name}", checkpoint=table.name)
+        for function, table in zip(functions, tables, strict=True)
+    ]
     wait_until(Path(there).exists, "the batch was put")
-    query.stop()
-    wait_until(lambda: sinks.record(table, "orders").abandoned, "the lock was abandoned")
+    queries[1].stop()
+    table, owner = tables[1], f"of {tables[1].name}"
+    wait_until(lambda: sinks.record(table, owner).abandoned, "the lock was abandoned")
     assert not tb.write(sinks.spark.createDataFrame(ones()), table, name="after").skipped
     assert stored(table, KEYS) == counted(1)
-
-
-def test_another_checkpoint_is_another_query_and_is_not_taken_for_a_replay(
-    sinks: Sinks, source: Path
-) -> None:
-    table = sinks.table(SUMS)
-    sink = sinks.sink(table, ["a", "b"], owner_id="nightly")
-    started(sinks, source, sink).processAllAvailable()
-    failure = failure_of(started(sinks, source, sink, name="nightly", checkpoint="2"))
-    assert "HandoverNeeded" in failure
-    next_night = sinks.sink(table, ["a", "b"], owner_id="nightly", handover=True)
-    failure = failure_of(started(sinks, source, next_night, checkpoint="2"))
-    assert ".queryName('nightly'); handover=True needs that" in failure
-    started(sinks, source, next_night, name="nightly", checkpoint="2").processAllAvailable()
-    assert stored(table, KEYS) == counted(2)
-
-
-def test_of_several_queries_of_a_session_each_is_known_by_its_owners_name(
-    sinks: Sinks, source: Path
-) -> None:
-    table = sinks.table(SUMS)
-    columns = {"a": ["k", "a"], "b": ["k", "b"]}
-    made = {
-        name: sinks.sink(table, [name], owner_id=f"owner of {name}", ignore_extra=True)
-        for name in columns
-    }
-    queries = {
-        name: started(sinks, source, sink, name=f"owner of {name}", checkpoint=name)
-        for name, sink in made.items()
-    }
-    for name, query in queries.items():
-        query.processAllAvailable()
-        assert sinks.record(table, f"owner of {name}").query_id == query.id
-    assert stored(table, KEYS) == counted(1)
-    other = sinks.sink(sinks.table(SUMS), ["a"], owner_id="other", ignore_extra=True)
-    failure = failure_of(started(sinks, source, other, checkpoint="other"))
-    assert "which of the 3 queries of this session `other` writes for is not known" in failure
+    queries[0].processAllAvailable()
+    assert stored(tables[0], KEYS) == counted(1)
+    for query, at in zip(queries, tables, strict=True):
+        assert sinks.record(at, f"of {at.name}").query_id == query.id
 
 
 def test_what_cannot_work_is_refused_before_the_query_starts(sinks: Sinks, source: Path) -> None:

@@ -17,33 +17,45 @@ from tests.support.spark_session import needs_java, quiet_spark
 _STOP_S = 60
 
 
+class ConnectServer:
+    """A server that is being started; `session` waits for it."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        """Connect to the server."""
+        from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
+
+        assert self._process.stdout is not None
+        port = int(self._process.stdout.readline())
+        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
 @contextmanager
-def connect_session(master: str = "local[2]") -> Iterator[Any]:
-    """Start a server and connect to it; both end at the end."""
+def connect_server(master: str = "local[2]") -> Iterator[ConnectServer]:
+    """Start a server, which is there a while later; it ends at the end."""
     needs_java()
     for package in ("grpc", "grpc_status", "google.rpc"):
         pytest.importorskip(package, reason="Spark Connect needs pip install 'tallybook[connect]'")
-    from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
-
     command = [sys.executable, "-m", "tests.support.connect_server", master]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
+    ) as process:
         try:
-            port = int(server.stdout.readline())
-            session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").create()
-            try:
-                yield session
-            finally:
-                session.stop()
+            yield ConnectServer(process)
         finally:
-            server.stdin.close()
+            assert process.stdin is not None
+            process.stdin.close()
             try:
-                server.wait(_STOP_S)
+                process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                server.kill()
+                process.kill()
 
 
 def _serve(master: str) -> None:
