@@ -5,6 +5,7 @@ source/             tables as Spark reads them: in batches at a cut, and as stre
 tiering/            a job that keeps a copy of a table in a lake, in rounds
 aggregate_sink      a `foreachBatch` function that writes each micro-batch exactly once
 columns             the columns of a running sink, in a table that others may alter meanwhile
+connect             Spark Connect: where a sink runs there, for which query, and how it ends
 executors           the executors' route: tasks fold their rows, and put those of their buckets
 failures            errors of a sink as people meet them: the message first, and last
 frames              columns of a Spark frame, under the table's names

@@ -30,6 +30,7 @@ from recovery.writer.access import Grant
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Recipe
+from sink.connect import CannotTravel, ending, in_worker, is_connect, starting_session
 from sink.failures import failed_batch, went_well
 from sink.frames import TooLarge, collected, known_bytes
 from sink.listener import root_streams, when_run_ends
@@ -41,7 +42,7 @@ from sink.progress import BatchProgress, SinkStatus
 from sink.quarantine import Quarantine
 from sink.routing import RecentBatches, is_too_large
 from sink.runs import Run, begin, forget
-from sink.session import Identity, Session, Target, identify, open_session, query_of
+from sink.session import Identity, Session, Target, identify, is_in_query, open_session
 from sink.tasks_work import TasksWork
 from sink.watching import Ask, BatchWatch
 
@@ -49,6 +50,10 @@ logger = logging.getLogger(__name__)
 
 _MOST_REFUSED_KEYS = 1_000
 _MOST_READS = 4
+_ONE_ROUTE = (
+    "on Spark Connect batches go by the driver's route only: leave out route='executors', or use a "
+    "classic Spark session (spark-submit, or SparkSession.builder.master(...))"
+)
 
 
 class AggregateSink:
@@ -57,6 +62,9 @@ class AggregateSink:
     Options are those of `SinkOptions`; `options` takes them under their configuration names. That
     the table is there, and has these columns, is looked at when the sink is made. The lock is
     acquired with the first batch and released when the query ends.
+
+    Pickled, as Spark Connect does it, a sink with an `owner_id` is what it was made of. Connection
+    and lock are for where it is called.
     """
 
     def __init__(
@@ -74,12 +82,19 @@ class AggregateSink:
             raise InvalidInput(f"columns is a list of column names, not {columns!r}")
         self._options = SinkOptions(**checked_settings(settings)).with_texts(options or {})
         self._check_owner()
-        self._target = Target(
+        target = Target(
             recipe=address if isinstance(address, Recipe) else _recipe(address, connection),
             table=table,
             columns=tuple(columns),
             options=self._options,
         )
+        self._set_up(target)
+        if self._options.check:
+            self._target.check()
+
+    def _set_up(self, target: Target) -> None:
+        self._target, self._options = target, target.options
+        self._started_by = starting_session()
         self._process = os.getpid()
         self._calls = threading.Lock()
         self._closing = threading.Lock()
@@ -90,14 +105,20 @@ class AggregateSink:
         self._said_if_slow = False
         self._status = SinkStatus()
         self._watch: BatchWatch | None = None
-        if self._options.check:
-            self._target.check()
 
-    def __getstate__(self) -> Any:
-        raise InvalidInput(
-            "Spark Connect would send this sink to another process, without its lock: use a "
-            "classic Spark session (spark-submit, or SparkSession.builder.master(...))"
-        )
+    def __getstate__(self) -> Target:
+        if not self._options.owner_id:
+            raise CannotTravel(
+                "Spark Connect runs a sink in another process, which does not learn the id of its "
+                "query in time: give the sink an owner_id, such as owner_id='orders', and the "
+                "query the same name, .queryName('orders')"
+            )
+        if self._options.route == "executors":
+            raise CannotTravel(_ONE_ROUTE)
+        return self._target
+
+    def __setstate__(self, target: Target) -> None:
+        self._set_up(target)
 
     def status(self) -> dict[str, Any]:
         """Return what the sink has done: the last batch and the totals.
@@ -161,12 +182,11 @@ class AggregateSink:
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         """Write a micro-batch; Spark calls this."""
-        if type(frame).__module__.startswith("pyspark.sql.connect"):
-            self.__getstate__()
         try:
-            self._call(frame, batch_id)
+            with ending.batch():
+                self._call(frame, batch_id)
         except TallybookError as exc:
-            if query_of(frame.sparkSession.sparkContext) is None:
+            if not is_in_query(frame):
                 raise
             raise failed_batch(exc, batch_id, self._target.table)  # noqa: B904
         went_well()
@@ -192,8 +212,7 @@ class AggregateSink:
 
     def _ready(self, frame: Any) -> Session:
         """Return the session; with the first batch, find out who we are and start one."""
-        context = frame.sparkSession.sparkContext
-        identity = self._identify(context)
+        identity = self._identify(frame)
         if self._session is not None:
             self._session.check_usable(identity.query_id)
             if self._session.identity == identity:
@@ -207,7 +226,9 @@ class AggregateSink:
         self._undone_keys = 0
         atexit.unregister(self._close_at_exit)
         atexit.register(self._close_at_exit)
-        if identity.query_id and identity.run_id:
+        if in_worker():
+            ending.prepare(self.close)
+        elif identity.query_id and identity.run_id:
             self._end_with(session, identity.query_id, identity.run_id)
         return session
 
@@ -217,8 +238,10 @@ class AggregateSink:
                 f"owner ids that begin with '{NAMED_WRITE}' are those of tb.write: choose another"
             )
 
-    def _identify(self, context: Any) -> Identity:
-        return identify(context, self._options.owner_id)
+    def _identify(self, frame: Any) -> Identity:
+        if self._session is not None and is_connect(frame):
+            return self._session.identity  # Its process is there for one run of a query.
+        return identify(frame, self._options, self._started_by)
 
     def _end_with(self, session: Session, query_id: str, run_id: str) -> None:
         """Release the lock when this run of the query has ended, or the process does."""
@@ -321,6 +344,10 @@ class AggregateSink:
                 partitions = partitions_named(exc.keys, schema)
 
     def _goes_by_driver(self, frame: Any) -> bool:
+        if is_connect(frame):
+            if self._options.route == "executors":
+                raise InvalidInput(_ONE_ROUTE)
+            return True
         if self._options.route == "executors":
             return False
         most = self._options.driver_max_bytes
@@ -339,7 +366,14 @@ class AggregateSink:
         """Return the batch; None if it is more than the driver takes, or Spark lets it have."""
         try:
             return collected(frame, names, self._options.driver_max_bytes)
-        except TooLarge:
+        except TooLarge as exc:
+            if is_connect(frame):
+                raise InvalidInput(
+                    f"the batch has {exc}, which is what `driver_max_bytes` or Spark's "
+                    "`spark.driver.maxResultSize` allow, and on Spark Connect it cannot go by the "
+                    "executors: let Spark make smaller batches (maxFilesPerTrigger, "
+                    "maxOffsetsPerTrigger), allow more, or use a classic session"
+                ) from exc
             logger.info("the batch is too large for the driver: it goes by the executors")
             return None
 

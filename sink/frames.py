@@ -1,10 +1,13 @@
 """Columns of a Spark frame, under the table's names: for tasks, or collected in the driver."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from contextvars import ContextVar
 from typing import Any
 
 import pyarrow as pa
+
+from sink.connect import is_connect
 
 # What Spark says of a plan whose size it does not know.
 _UNKNOWN_BYTES = 2**63 - 1
@@ -34,9 +37,8 @@ def known_bytes(frame: Any) -> int | None:
 
 def renamed(frame: Any, names: Mapping[str, str]) -> Any:
     """Return the frame with these columns only, under the table's names."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    return frame.select([F.col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
+    col = _functions(frame).col
+    return frame.select([col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
 
 
 def collected(frame: Any, names: Mapping[str, str], most_bytes: int) -> pa.Table:
@@ -44,7 +46,8 @@ def collected(frame: Any, names: Mapping[str, str], most_bytes: int) -> pa.Table
 
     TooLarge, as soon as that shows, if it has more bytes than this; memory is not needed for more.
     """
-    _bound_collects()
+    if not is_connect(frame):
+        _bound_collects()
     limit = _Limit(most_bytes)
     token = _limit.set(limit)
     try:
@@ -101,6 +104,8 @@ def _collected(frame: Any, names: Mapping[str, str]) -> pa.Table:
 
 def _to_arrow(frame: Any) -> pa.Table:
     """Collect the frame; Spark 3.5 has no `toArrow`, but does that for `toPandas`."""
+    if is_connect(frame):
+        return _fetched(frame)
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
@@ -109,14 +114,28 @@ def _to_arrow(frame: Any) -> pa.Table:
     return pa.Table.from_batches(batches, None if batches else to_arrow_schema(frame.schema))
 
 
+def _fetched(frame: Any) -> pa.Table:
+    """Collect a frame of Spark Connect piece by piece: its `toArrow` has no limit."""
+    client, plan = frame.sparkSession.client, frame._plan
+    with closing(client.to_table_as_iterator(plan.to_proto(client), plan.observations)) as pieces:
+        limit, size, fetched = _limit.get(), 0, []
+        for piece in pieces:
+            if not isinstance(piece, pa.Table):  # The schema, in Spark's words.
+                continue
+            size += piece.nbytes
+            if limit is not None and size > limit.most_bytes:
+                limit.exceeded = True
+                raise TooLarge(f"more than {limit.most_bytes:,} bytes")
+            fetched.append(piece)
+    return pa.concat_tables(fetched)
+
+
 def _with_nullable_fields(frame: Any) -> Any:
     """Return the frame with structs whose fields may be null.
 
     PySpark cannot collect a null struct whose fields are declared NOT NULL: Arrow has a null in
     each of them then. What a column takes is for the table to say.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     changed = {
         field.name: kind
         for field in frame.schema.fields
@@ -124,7 +143,19 @@ def _with_nullable_fields(frame: Any) -> Any:
     }
     if not changed:
         return frame
-    return frame.withColumns({name: F.col(f"`{name}`").cast(to) for name, to in changed.items()})
+    col = _functions(frame).col
+    return frame.withColumns({name: col(f"`{name}`").cast(to) for name, to in changed.items()})
+
+
+def _functions(frame: Any) -> Any:
+    """Return PySpark's functions for this kind of frame."""
+    if is_connect(frame):
+        from pyspark.sql.connect import functions as of_connect  # noqa: PLC0415
+
+        return of_connect
+    from pyspark.sql import functions  # noqa: PLC0415
+
+    return functions
 
 
 def _nullable(kind: Any) -> Any:

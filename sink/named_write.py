@@ -41,7 +41,7 @@ class _NamedSink(AggregateSink):
     def _check_owner(self) -> None:
         """It is one of those."""
 
-    def _identify(self, context: Any) -> Identity:  # noqa: ARG002
+    def _identify(self, frame: Any) -> Identity:  # noqa: ARG002
         return Identity(owner=str(self._options.owner_id), query_id=None, run_id=None)
 
 

@@ -14,6 +14,7 @@ from server.client.cluster import Cluster, Recipe
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
 from sink.columns import DefinitionWatch, UsedColumns
+from sink.connect import in_worker, is_connect, query_among
 from sink.options import SinkOptions
 from sink.quarantine import Quarantine
 from sink.rows import InputColumns, RowReader
@@ -65,24 +66,57 @@ class Identity:
     query_name: str = ""
 
 
-def query_of(context: Any) -> str | None:
-    """Return the id of the streaming query that this thread runs for."""
-    found: str | None = context.getLocalProperty("sql.streaming.queryId")
-    return found
+def is_in_query(frame: Any) -> bool:
+    """Whether this is a micro-batch of a streaming query, and not a frame of its own."""
+    if is_connect(frame):
+        return in_worker()
+    return _query_of(frame.sparkSession.sparkContext) is not None
 
 
-def identify(context: Any, owner_id: str | None) -> Identity:
-    """Return who writes in this thread; outside of a streaming query only an owner id says so."""
-    query_id = query_of(context)
-    owner = owner_id or query_id
+def identify(frame: Any, options: SinkOptions, started_by: Any | None = None) -> Identity:
+    """Return who writes in this thread; outside of a streaming query only an owner id says so.
+
+    `started_by`: on Spark Connect, the session that started the query.
+    """
+    if is_connect(frame):
+        return _on_connect(frame, options, started_by)
+    context = frame.sparkSession.sparkContext
+    query_id = _query_of(context)
+    owner = options.owner_id or query_id
     if not owner:
-        raise InvalidInput(
-            "outside of a streaming query there is no query id: give the sink an owner_id"
-        )
+        raise _nobody()
     run_id = context.getLocalProperty("spark.jobGroup.id") if query_id else None
     return Identity(
         owner=owner, query_id=query_id, run_id=run_id, query_name=_name_of(context, query_id)
     )
+
+
+def _on_connect(frame: Any, options: SinkOptions, started_by: Any | None) -> Identity:
+    owner = options.owner_id
+    if not owner:
+        raise _nobody()
+    if not in_worker():
+        return Identity(owner=owner, query_id=None, run_id=None)
+    session = started_by or frame.sparkSession
+    query = query_among(list(session.streams.active), owner, handover=options.handover)
+    return Identity(
+        owner=owner,
+        query_id=str(query.id),
+        run_id=str(query.runId),
+        query_name=query.name or "",
+    )
+
+
+def _nobody() -> InvalidInput:
+    return InvalidInput(
+        "outside of a streaming query there is no query id: give the sink an owner_id"
+    )
+
+
+def _query_of(context: Any) -> str | None:
+    """Return the id of the streaming query that this thread runs for."""
+    found: str | None = context.getLocalProperty("sql.streaming.queryId")
+    return found
 
 
 def _name_of(context: Any, query_id: str | None) -> str:
