@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foundation.ids import BucketId, LeadKey
+from foundation.ids import BucketId
 from locks.catalog.copies import LakeCopy
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
@@ -114,8 +114,8 @@ class Overview:
         if not latest or time.monotonic() - read_at > SNAPSHOTS_S:
             lists = self._cluster.coordinator.snapshots.read_many(table_id, ids)
             latest = {
-                str(LeadKey(table_id, key)): found.latest
-                for key, found in lists.items()
+                str(bucket): found.latest
+                for bucket, found in lists.items()
                 if found.latest is not None
             }
             self._snapshots[table_id] = time.monotonic(), latest
