@@ -284,6 +284,9 @@ def test_a_page_outside_of_the_servers_shows_the_same_and_says_when_it_cannot(
         assert "\ntallybook_cluster_reachable 0\n" in lost.get("/metrics", None)[1]
     with pytest.raises(InvalidInput, match="give it a token"):
         page_of_cluster(nowhere, host="0.0.0.0")
+    port = int(paged.url.rstrip("/").rpartition(":")[2])
+    with pytest.raises(InvalidInput, match=f":{port}: Address already in use. Choose another"):
+        page_of_cluster(nowhere, port=port)
 
 
 @contextmanager
