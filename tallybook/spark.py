@@ -31,11 +31,26 @@ def _check_version() -> None:
         )
 
 
+def _take_this_python(spark: "SparkSession") -> None:
+    """Have a Spark of this machine run its tasks with the Python that runs here.
+
+    Told nothing it takes any `python3` on the PATH: not that of an environment that is used without
+    being activated, which would not know us.
+    """
+    from server.launch.on_spark import executors_python  # noqa: PLC0415
+
+    context = getattr(spark, "_sc", None)  # Of Spark Connect there is none.
+    if context is not None and context.master.startswith("local"):
+        context.pythonExec = executors_python(context)
+
+
 def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
     """Make the format `tallybook` known to a session, for `spark.read`, `readStream` and SQL.
 
-    Spark finds it by itself, too, if its Python is the one that Tallybook is installed in. A frame
-    or a view has the rows of when it was first used: for later ones, load or create it again.
+    On a Spark of this machine alone (`local[...]`) tasks run this Python from now on, unless
+    PYSPARK_PYTHON says otherwise. Spark finds the format by itself, too, if its Python is the one
+    that Tallybook is installed in. A frame or a view has the rows of when it was first used: for
+    later ones, load or create it again.
     `push_filters`: let Spark offer filters to data sources in Python; a setting of the session,
     which is off by default. Frames with the option `pushFilters` take them: one by key is a look-up
     then. Use such a frame with one filter only: Spark 4.3 plans it once for all of its uses, and
@@ -44,6 +59,7 @@ def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
     _check_version()
     from sink.source.data_source import TallybookSource  # noqa: PLC0415
 
+    _take_this_python(spark)
     spark.dataSource.register(TallybookSource)
     if push_filters:
         spark.conf.set(_FILTERS, "true")

@@ -61,6 +61,11 @@ class EmbeddedZooKeeper:
         command = [find_java(), *_JVM, "-cp", find_jars(), MAIN_CLASS]
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._port is not None:
+            # Another ZooKeeper there would answer in the place of ours.
+            if not _is_free(self._port):
+                raise ServerNotStarted(
+                    f"somebody else listens on {self.address}: stop that, or choose another port"
+                )
             self._start(command)
             return self
         for attempt in range(_PORTS_TO_TRY):  # Somebody may take a free port before we do.

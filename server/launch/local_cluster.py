@@ -99,7 +99,8 @@ class LocalCluster:
     """ZooKeeper and `servers` tablet servers on 127.0.0.1, with everything below one directory.
 
     Started again on the same directory it has the same data. The processes end with the context,
-    or with this process, however that ends. `options` go to the servers' command line.
+    or with this process, however that ends. `port`: ZooKeeper's; unless given, the one that it had
+    in this directory, or any that is free. `options` go to the servers' command line.
     """
 
     def __init__(
@@ -109,13 +110,14 @@ class LocalCluster:
         servers: int = 1,
         logs: str | None = None,
         session_timeout_s: float = 4.0,
+        port: int | None = None,
         options: Sequence[str] = (),
     ) -> None:
         if servers < 1:
             raise InvalidInput(f"a cluster has at least one server, not {servers}")
         self._directory = Path(directory).resolve()
         self._directory.mkdir(parents=True, exist_ok=True)
-        self.zookeeper = EmbeddedZooKeeper(self._directory / "zookeeper")
+        self.zookeeper = EmbeddedZooKeeper(self._directory / "zookeeper", port=port)
         self._count = servers
         self._options = [
             *("--logs", logs or str(self._directory / "logs")),

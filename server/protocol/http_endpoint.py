@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
+from foundation.errors import InvalidInput
 from server.protocol.security import is_token
 
 _READ_DEADLINE_S = 10.0
@@ -116,7 +117,13 @@ class HttpEndpoint:
             def log_message(self, *_: object) -> None:
                 """Questions are not worth a line each."""
 
-        self._server = _QuietServer((host, port), Handler)
+        try:
+            self._server = _QuietServer((host, port), Handler)
+        except OSError as exc:
+            raise InvalidInput(
+                f"nothing can listen on {host}:{port}: {exc.strerror}. Choose another port, or end "
+                "what has this one"
+            ) from exc
         if tls is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*tls)

@@ -76,6 +76,9 @@ def local(
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="where all its data is")],
     servers: Annotated[int, typer.Option(min=1, help="how many; one per core")] = 1,
+    port: Annotated[
+        int, typer.Option(help="ZooKeeper's; 0: the one that it had in DIR, or any that is free")
+    ] = 0,
     page_port: Annotated[int, typer.Option(help="of the status page; 0: any that is free")] = 0,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C: ZooKeeper, tablet servers and a status page.
@@ -84,7 +87,7 @@ def local(
     """
     with told(context.command_path):
         stop = StopSignals()
-        with LocalCluster(directory, servers=servers) as cluster:
+        with LocalCluster(directory, servers=servers, port=port or None) as cluster:
             shown = StatusPage(cluster.connect, host="127.0.0.1", port=page_port)
             with closing(shown):
                 print(f"a cluster of {servers} in {directory.resolve()}, until Ctrl-C")

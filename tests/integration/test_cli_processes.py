@@ -55,6 +55,18 @@ def test_a_local_cluster_says_how_to_connect_shows_its_page_and_ends_with_ctrl_c
         )
         assert second.returncode == 1
         assert second.stderr.startswith("tallybook local: another cluster runs in ")
+        taken = subprocess.run(
+            [
+                *(sys.executable, "-m", "tallybook", "local", str(tmp_path / "other")),
+                *("--port", address.partition(":")[2]),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert taken.returncode == 1
+        assert f"somebody else listens on {address}: stop that" in taken.stderr
         with running("page", "--port", "0", TALLYBOOK_ZOOKEEPER=address) as page:
             other = said(page, f"the status page of {address} is at").partition(",")[0]
             with urllib.request.urlopen(other, timeout=30) as answer:

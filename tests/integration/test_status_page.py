@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -24,6 +24,7 @@ from recovery.writer.rows import Rows
 from server.client.cluster import Cluster, connect
 from server.page.of_cluster import page_of_cluster
 from server.page.of_server import page_of
+from server.page.overview import Overview
 from server.tablet.tablet_server import TabletServer
 from tests.support.metrics import CLUSTER_METRICS
 from tests.support.raw_flight import client_of, running
@@ -160,6 +161,24 @@ def test_uncommitted_work_and_what_owners_did_are_seen(paged: Paged) -> None:
     paged.cluster.drop_table("open")
 
 
+def test_a_snapshot_is_as_old_as_what_it_lacks(paged: Paged) -> None:
+    table = paged.cluster.create_table("aging", ORDERS, buckets=2)
+    overview = Overview(paged.cluster)
+
+    def oldest_s() -> float | None:
+        [seen] = [one for one in overview.look()["tables"] if one["name"] == "aging"]
+        return cast(float | None, seen["snapshots"]["oldest_s"])
+
+    with paged.cluster.writer(table, owner_id="job", columns=["orders", "spent"]) as writer:
+        writer.write(1, order("bob", spent=7))
+        assert oldest_s() is None
+        table.snapshot()
+        assert oldest_s() == 0.0, "nothing was written since"
+        writer.write(2, order("bob", spent=7))
+        wait_until(lambda: (oldest_s() or 0) > 0, "its age counts from now on")
+    paged.cluster.drop_table("aging")
+
+
 @pytest.mark.parametrize("token", [None, "wrong"])
 @pytest.mark.parametrize(
     "path", ["/", "/metrics", "/overview.json", "/row.json?table=orders", "/nothing"]
@@ -265,6 +284,9 @@ def test_a_page_outside_of_the_servers_shows_the_same_and_says_when_it_cannot(
         assert "\ntallybook_cluster_reachable 0\n" in lost.get("/metrics", None)[1]
     with pytest.raises(InvalidInput, match="give it a token"):
         page_of_cluster(nowhere, host="0.0.0.0")
+    port = int(paged.url.rstrip("/").rpartition(":")[2])
+    with pytest.raises(InvalidInput, match=f":{port}: Address already in use. Choose another"):
+        page_of_cluster(nowhere, port=port)
 
 
 @contextmanager
@@ -290,10 +312,10 @@ def test_the_page_shows_a_thousand_buckets_in_a_browser(paged: Paged) -> None:
     [server] = seen["servers"]
     servers = [{**server, "address": f"host-{number}:9000"} for number in range(20)]
     buckets = [
-        {**table["buckets"][0], "bucket": f"1-0-{n}", "server": servers[n % 20]["address"]}
+        {**table["buckets"][0], "bucket": f"0/{n}", "server": servers[n % 20]["address"]}
         for n in range(999)
     ]
-    lost = {"bucket": "1-0-999", "server": None, "why": "the disk is full"}
+    lost = {"bucket": "0/999", "server": None, "why": "the disk is full"}
     event = {"at_ms": seen["at_ms"], "kind": "takeover", "of": "nobody"}
     copy = {
         "name": "c",
@@ -312,7 +334,7 @@ def test_the_page_shows_a_thousand_buckets_in_a_browser(paged: Paged) -> None:
         page.goto(paged.url)
         page.get_by_text("something is wrong").wait_for(timeout=60_000)
         assert page.locator("#map .cell").count() == 1_000
-        assert "the disk is full (1-0-999)" in page.locator("#problems").inner_text()
+        assert "the disk is full (0/999)" in page.locator("#problems").inner_text()
         assert "4 batches, 20 min" in page.locator("#lake").inner_text()
         assert "Overloaded" in page.locator("#errors").inner_text()
         assert "for 7 min" in page.locator("#locks").inner_text()

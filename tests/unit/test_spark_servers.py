@@ -1,10 +1,11 @@
 """Servers on Spark without Spark: what travels to the executors, and what is said of their end."""
 
 import logging
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from foundation.errors import UnknownOutcome
 from server.launch import on_spark
 from server.launch.logs import JsonFormatter, last_words
 from server.launch.on_spark import executors_python, plan, why_lost
+from tallybook.spark import register
 
 VARIABLES = {
     "TALLYBOOK_TOKEN": "secret-1",
@@ -56,6 +58,37 @@ def test_executors_run_the_drivers_python_unless_spark_was_told_otherwise(
     assert executors_python(context("/before/python")) == "/before/python"
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")
     assert executors_python(context()) == "python3"
+
+
+def test_tasks_of_a_spark_of_this_machine_run_this_python_once_the_format_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+
+    def registered(master: str) -> str:
+        made = context()
+        made.master = master
+        session = SimpleNamespace(
+            _sc=made,
+            dataSource=SimpleNamespace(register=lambda _: None),
+            conf=SimpleNamespace(set=lambda *_: None),
+        )
+        register(cast(Any, session))
+        return str(made.pythonExec)
+
+    assert registered("local[2]") == sys.executable
+    assert registered("spark://master:7077") == "python3", "others may not have it at this path"
+
+
+def test_a_python_without_our_packages_has_no_data_source_and_says_nothing() -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "import pyspark_tallybook; assert not hasattr(pyspark_tallybook, 'DefaultSource')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- Stopping -----------------------------------------------------------------------------------
