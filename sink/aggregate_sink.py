@@ -106,6 +106,11 @@ class AggregateSink:
         self._status = SinkStatus()
         self._watch: BatchWatch | None = None
 
+    def __repr__(self) -> str:
+        owner = self._options.owner_id or "its query"
+        columns = ", ".join(self._target.columns)
+        return f"AggregateSink({self._target.table}: {columns}, owned by {owner})"
+
     def __getstate__(self) -> Target:
         if not self._options.owner_id:
             raise CannotTravel(

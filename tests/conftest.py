@@ -5,11 +5,14 @@ Nothing is started here: no server, no Spark, no ZooKeeper.
 
 import gc
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import kazoo.protocol.connection
+import kazoo.retry
 import pyarrow as pa
 import pytest
 from hypothesis import Phase, settings
@@ -42,6 +45,11 @@ pytest.register_assert_rewrite(
 
 be_fast()
 in_memory()
+
+# Hypothesis watches the module `random`, and takes a client of ZooKeeper that reconnects beside an
+# example, in a thread that another test left to end, for a strategy that is not reproducible.
+own_dice: Any = random.Random()
+kazoo.retry.random = kazoo.protocol.connection.random = own_dice
 
 # No explanations: below Python 3.12 they trace every line, and a failure takes an hour to be told.
 settings.register_profile(

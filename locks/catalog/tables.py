@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from foundation.errors import CorruptRecord, TableAltered, TableExists, UnknownOutcome, UnknownTable
 from foundation.formats import Formats
+from foundation.suggestions import did_you_mean
 from locks.catalog.definitions import (
     RENAMED,
     CatalogTable,
@@ -84,9 +85,10 @@ class TableCatalog:
         self._store.sync()
         table = self._find(name)
         if table is None:
-            names = ", ".join(self._store.children(TABLES)) or "none"
+            names = self._store.children(TABLES)
             raise UnknownTable(
-                f"there is no table {path.removeprefix(TABLES + '/')}; the tables are: {names}"
+                f"there is no table {path.removeprefix(TABLES + '/')}; the tables are: "
+                f"{', '.join(names) or 'none'}{did_you_mean(name, names)}"
             )
         return table
 

@@ -48,6 +48,12 @@ class SchemaBuilder:
         self._partitioned_by: tuple[str, ...] = ()
         self._options: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        columns = ", ".join(
+            f"{one.name} {one.function or ''}".rstrip() for one in self._definitions
+        )
+        return f"SchemaBuilder({columns}; key {', '.join(self._primary_key) or 'not given yet'})"
+
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> "SchemaBuilder":
         """Start with the columns of an Arrow schema; `options` then gives the functions."""

@@ -264,6 +264,9 @@ class RedoLog:
         self._object_bytes = object_bytes
         self.location = location
 
+    def __repr__(self) -> str:
+        return f"RedoLog({self.location or 'of this process'})"
+
     @classmethod
     def open(cls, location: str, **settings: Any) -> "RedoLog":
         """Open the redo log at a directory, or at a URL such as `s3://bucket/redo`.

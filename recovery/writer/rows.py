@@ -39,6 +39,14 @@ class Rows:
         if is_stream(self.data):
             object.__setattr__(self, "data", read_stream(self.data))
 
+    def __repr__(self) -> str:
+        """Without the rows: they may be many, and are nobody's business in a log."""
+        what = "pieces" if callable(self.data) else type(self.data).__name__
+        if not callable(self.data) and hasattr(self.data, "num_rows"):
+            what = f"{self.data.num_rows} rows of {what}"
+        columns = "" if self.columns is None else f", columns={list(self.columns)}"
+        return f"Rows({what}{columns}, mode={self.mode.name.lower()})"
+
     def pieces(self, schema: Schema) -> Iterator[pa.Table]:
         """Yield the rows as Arrow tables, in order; none if there are no rows and no columns."""
         if callable(self.data):

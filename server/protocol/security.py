@@ -45,7 +45,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 raise to_flight_error(
                     AccessRefused(
                         f"this server wants a token, and got {_what(given)}; give the right one "
-                        "as `token`"
+                        "as `token`, as TALLYBOOK_TOKEN, or by --token-file"
                     )
                 )
         if info.method not in _CALLS:

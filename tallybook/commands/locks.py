@@ -13,7 +13,7 @@ from server.client.cluster import Cluster
 from server.page.overview import buckets_of, state_of, uncommitted_of
 from tallybook.commands.output import confirm, print_json, print_line, print_table, span, utc
 from tallybook.commands.reaching import Json, TableName, Yes, cluster_command, connected, telling
-from tallybook.commands.releasing import find_owner, find_table
+from tallybook.commands.releasing import find_owner
 from tallybook.commands.releasing import forget as forget_owner
 from tallybook.commands.releasing import release as release_lock
 from tallybook.connecting import Reach
@@ -89,7 +89,7 @@ def show(reach: Reach, table: TableName, owner: OwnerName, json: Json = False) -
     """Show all that is known of an owner: what it holds, has committed, and has yet to pay."""
     with connected(reach) as cluster:
         coordinator = cluster.coordinator
-        where = find_table(coordinator, table)
+        where = coordinator.tables.get(table)
         lock = find_owner(coordinator, where, owner)
         servers = cluster.status() if _left(lock) else []
         document = lock_document(where, lock, coordinator.store.now_ms(), servers)
@@ -140,7 +140,7 @@ def forget(reach: Reach, table: TableName, owner: OwnerName, yes: Yes = False) -
     """
     with connected(reach) as cluster:
         coordinator = cluster.coordinator
-        where = find_table(coordinator, table)
+        where = coordinator.tables.get(table)
         lock = find_owner(coordinator, where, owner)
         if not lock.record.held:  # Else it is refused anyway.
             confirm(f"Forget what `{owner}` has committed of table {where.name}?", yes=yes)
@@ -152,7 +152,7 @@ def _locks_of(cluster: Cluster, table: str | None) -> Iterator[tuple[CatalogTabl
     coordinator = cluster.coordinator
     for name in coordinator.tables.names() if table is None else [table]:
         try:
-            found = find_table(coordinator, name)
+            found = coordinator.tables.get(name)
             locks = coordinator.locks.all(found)
         except UnknownTable:
             if table is None:

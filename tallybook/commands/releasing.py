@@ -12,7 +12,6 @@ from foundation.errors import (
     InvalidInput,
     LockHeld,
     ServerUnavailable,
-    UnknownTable,
 )
 from foundation.suggestions import did_you_mean
 from locks.catalog.definitions import CatalogTable
@@ -59,7 +58,7 @@ def release(
     from here on. If this fails half-way, the lock is left abandoned: call it again.
     """
     coordinator = cluster.coordinator
-    table = find_table(coordinator, table_name)
+    table = coordinator.tables.get(table_name)
     lock = find_owner(coordinator, table, owner)
     columns = table.definition.column_names(lock.record.columns)
     undone = 0
@@ -124,19 +123,11 @@ def _recover(cluster: Cluster, table: CatalogTable, lock: LockInfo, deadline_s: 
 def forget(cluster: Cluster, table_name: str, owner: str) -> str:
     """Forget an owner that holds nothing, and with it its count of batches; LockHeld if it does."""
     coordinator = cluster.coordinator
-    table = find_table(coordinator, table_name)
+    table = coordinator.tables.get(table_name)
     batch = find_owner(coordinator, table, owner).record.batch
     coordinator.locks.forget(table, owner)
     count = "" if batch < 0 else f", whose last committed batch was {batch}"
     return f"table {table.name} has forgotten `{owner}`{count}"
-
-
-def find_table(coordinator: Coordinator, name: str) -> CatalogTable:
-    """Return a table; UnknownTable says which there are, and which may be meant."""
-    try:
-        return coordinator.tables.get(name)
-    except UnknownTable as exc:
-        raise UnknownTable(f"{exc}{did_you_mean(name, coordinator.tables.names())}") from exc
 
 
 def find_owner(coordinator: Coordinator, table: CatalogTable, owner: str) -> LockInfo:

@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 
 from foundation.failpoints import ENVIRONMENT_VARIABLE
+from foundation.ids import LeadKey
 from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
 from server.launch.local_cluster import LocalCluster, LocalServer
@@ -31,7 +32,7 @@ from tests.fault.cluster_load import (
 from tests.fault.moving_writer import KEYS, TOTAL, moving, table_schema
 from tests.support.zookeeper_server import wait_until
 
-_HANDED = re.compile(r"handed bucket (\d+-\d+-\d+) over")
+_HANDED = re.compile(r"handed bucket (\d+/\d+ of table \d+) over")
 _numbers = count()
 
 
@@ -57,7 +58,7 @@ def handed_over(server: LocalServer) -> list[str]:
 def keys_at(client: Cluster, table: RemoteTable, server: LocalServer) -> set[str]:
     """Return the buckets of the table that a server leads, as its log calls them."""
     return {
-        f"{table.table_id}-{key.partition}-{key.number}"
+        str(LeadKey(table.table_id, key))
         for key, address in leaders(client, table).items()
         if address == server.address
     }

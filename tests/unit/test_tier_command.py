@@ -97,6 +97,7 @@ def test_after_a_quiet_hour_a_copy_is_not_an_hour_behind(
     copy: Any = SimpleNamespace(
         round=lambda _: Round(kind=kind, number=1, version=1, cut=cut),
         lag=lambda: Lag(batches=1, seconds=3600.0),
+        tell=lambda _: None,
     )
     job._copy = copy
     done = job._round(copy, NOWHERE)
@@ -141,6 +142,7 @@ def test_while_a_copy_is_too_far_behind_rounds_follow_without_pause_or_compactio
         compact=compact,
         clean=lambda: 0,
         shown=lambda done: done,
+        tell=lambda _: None,
     )
     told: list[Any] = []
     job = TieringJob(NOWHERE, NOWHERE, options, told.append)
