@@ -43,7 +43,8 @@ class LockEntry:
 class LockSet:
     """All lock records of a table within one epoch: nobody acquired while they were read.
 
-    `modified_ms`: when the last of them was written, by the store's clock.
+    Or that of one owner alone, who needs no others (`read_lock`). `modified_ms`: when the last of
+    them was written, by the store's clock.
     """
 
     epoch: int
@@ -85,6 +86,24 @@ def read_locks(store: CoordinationStore, table: CatalogTable, deadline_s: float)
             )
 
 
+def read_lock(store: CoordinationStore, table: CatalogTable, owner: str) -> LockSet:
+    """Read the lock record of one owner, and the epoch counter (sync, read).
+
+    The two are not one read. It is for whoever writes only if both are still as they were read.
+    """
+    store.sync()
+    counter_path, path = epoch_path(table.table_id), owner_path(table.table_id, owner)
+    counter, node = store.read_many([counter_path, path])
+    if counter is None:
+        raise dropped(table)
+    return LockSet(
+        epoch=read_counter(counter_path, counter.data),
+        epoch_version=counter.version,
+        modified_ms=(counter if node is None else node).modified_ms,
+        owners={} if node is None else {owner: _entry(path, node)},
+    )
+
+
 def _read_epoch(store: CoordinationStore, table: CatalogTable) -> Node:
     node = store.read(epoch_path(table.table_id))
     if node is None:
@@ -95,14 +114,17 @@ def _read_epoch(store: CoordinationStore, table: CatalogTable) -> Node:
 def _read_owners(store: CoordinationStore, table: CatalogTable) -> dict[str, LockEntry]:
     names = store.children(owners_path(table.table_id))
     paths = [owner_path(table.table_id, owner) for owner in names]
-    owners = {}
-    for owner, path, node in zip(names, paths, store.read_many(paths), strict=True):
-        if node is not None:
-            record = decode_node(path, node)
-            owners[owner] = LockEntry(
-                record=record, version=node.version, modified_ms=node.modified_ms
-            )
-    return owners
+    return {
+        owner: _entry(path, node)
+        for owner, path, node in zip(names, paths, store.read_many(paths), strict=True)
+        if node is not None
+    }
+
+
+def _entry(path: str, node: Node) -> LockEntry:
+    return LockEntry(
+        record=decode_node(path, node), version=node.version, modified_ms=node.modified_ms
+    )
 
 
 def describe(table: CatalogTable, owner: str, held: LockEntry, now_ms: int) -> str:
