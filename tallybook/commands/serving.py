@@ -42,7 +42,9 @@ _LOOK_S = 0.2
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to the application."""
     panel = "On Spark"
-    on_spark = typer.Option(help="run servers on Spark's executors", rich_help_panel=panel)
+    on_spark = typer.Option(
+        "--on-spark", help="run servers on Spark's executors", rich_help_panel=panel
+    )
     servers = typer.Option(help="how many", metavar="N", rich_help_panel=panel)
     master = typer.Option(
         metavar="URL", help="unless spark-submit or its files say so", rich_help_panel=panel

@@ -257,7 +257,7 @@ BAD: dict[str, Case] = {
         {"customer_id": [1, 2], "orders": [1]},
         {},
         InvalidInput,
-        "cannot be read as a table: Column 1 named orders expected length 2 but got length 1",
+        "cannot read this as a table: Column 1 named orders expected length 2 but got length 1",
     ),
 }
 
@@ -292,7 +292,7 @@ def test_a_column_that_stands_twice_is_named(customers: Table) -> None:
 @pytest.mark.parametrize("data", [None, 5, "abc", ["abc"]])
 def test_what_is_no_table_is_refused(customers: Table, data: Any) -> None:
     before = state_of(customers)
-    with pytest.raises(InvalidInput, match="cannot be read as a table"):
+    with pytest.raises(InvalidInput, match="cannot read this as a table"):
         customers.put(data)
     assert state_of(customers) == before
 

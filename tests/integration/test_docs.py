@@ -11,7 +11,6 @@ import pytest
 
 from foundation import errors
 from server.__main__ import parser
-from server.client.cluster import connect
 from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from sink.options import OWNER_ID, TTL, SinkOptions
@@ -19,7 +18,7 @@ from sink.source.options import OPTIONS
 from sink.tiering.options import TieringOptions
 from tallybook import cli
 from tallybook.commands import tier
-from tallybook.connecting import Reach
+from tallybook.connecting import Reach, connect
 from tests.support.documented import (
     NAMES,
     ROOT,

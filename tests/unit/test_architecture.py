@@ -52,8 +52,11 @@ def test_files_and_modules_that_are_named_are_there() -> None:
 
 @cache
 def words_of_code() -> set[str]:
-    """Return all names and words of strings in the packages and benchmarks, without docstrings."""
-    words = set(RANK)
+    """Return all names and words of strings in the packages and benchmarks, without docstrings.
+
+    And what the examples are called.
+    """
+    words = set(RANK) | {path.stem for path in (ROOT / "examples").glob("*.py")}
     for path in [*SOURCES, *(ROOT / "benchmarks").rglob("*.py")]:
         for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
             if token.type == tokenize.NAME or not token.string.startswith('"""'):

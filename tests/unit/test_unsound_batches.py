@@ -160,9 +160,9 @@ def test_half_a_character_is_refused_in_rows_and_in_the_names_of_partitions(plac
     )
     with create(place, schema) as table:
         for data in ({"day": [HALF], "n": ["x"]}, [{"day": "x", "n": HALF}]):
-            with pytest.raises(InvalidInput, match="cannot be read as a table"):
+            with pytest.raises(InvalidInput, match="cannot read this as a table"):
                 table.put(data)
-        with pytest.raises(InvalidInput, match="cannot be read as a table"):
+        with pytest.raises(InvalidInput, match="cannot read this as a table"):
             table.lookup({"day": [HALF]})
         for value in (HALF, 5):
             with pytest.raises(InvalidInput, match="is no value of partition column 'day'"):
