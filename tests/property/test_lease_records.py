@@ -124,7 +124,9 @@ def test_any_other_bytes_are_corrupt_and_raise_nothing_else(garbage: bytes) -> N
 def test_another_format_is_named_with_this_one() -> None:
     with pytest.raises(CorruptRecord, match="a lease of format 9, this release reads 1"):
         decode_lease(b"\x09" + encode_lease(LeaseRecord())[1:])
-    with pytest.raises(CorruptRecord, match=r"of bucket 7/11 of table 3, of format 9, this release reads 1"):
+    with pytest.raises(
+        CorruptRecord, match=r"of bucket 7/11 of table 3, of format 9, this release reads 1"
+    ):
         decode_any_list(b"\x09" + encode_list(SnapshotList(key=KEY))[1:])
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from benchmarks.scale.counting import Counts, CountingStore
+from benchmarks.scale.counting import CountingStore, Counts
 from foundation.errors import LockHeld
 from locks.catalog.definitions import CatalogTable, TableDefinition
 from locks.column_locks.locks import SHORTEST_TTL_MS
@@ -55,7 +55,7 @@ def test_who_starts_over_with_what_it_holds_reads_no_other_record() -> None:
 
 def test_who_wants_another_column_meets_its_holder() -> None:
     owners = Owners(3)
-    with pytest.raises(LockHeld, match="columns etl-2 of table wide .* are held by `etl-2`"):
+    with pytest.raises(LockHeld, match=r"columns etl-2 of table wide .* are held by `etl-2`"):
         owners.start_over("etl-1", "etl-2")
     assert owners.start_over("etl-1", "etl-7").listings, "a column that it did not hold is new"
 
