@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -110,8 +111,9 @@ class _Share:
         """Whether these are all rows, of so many, and in their order."""
         return len(self.routes) == 1 and len(self.routes[0][1].positions) == size
 
-    @property
+    @cached_property
     def positions(self) -> Positions:
+        """Where its rows are in the call; once all its routes are known."""
         if len(self.routes) == 1:
             return self.routes[0][1].positions
         return np.concatenate([target.positions for _, target in self.routes])
