@@ -8,6 +8,7 @@ thread that is there while there is something to do, and a while longer.
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from foundation.deadlines import remaining
@@ -18,6 +19,7 @@ Result_contra = TypeVar("Result_contra", contravariant=True)
 
 _LINGER_S = 1.0
 _PAUSE_S, _MOST_PAUSES = 0.0001, 10
+_MOST_IN_A_ROW = 16
 _JOIN_S = 5.0
 
 
@@ -27,24 +29,56 @@ class Tell(Protocol[Result_contra]):
     def __call__(self, result: Result_contra | None, error: Exception | None, /) -> None: ...
 
 
-class _Waiting(Generic[Result]):
-    """A thread that waits for its result. A lock is the cheapest thing there is to wait for."""
+class _Asked(Generic[Item, Result]):
+    """A question, whoever is told its answer if nobody waits for it, and the answer."""
 
-    __slots__ = ("_ready", "error", "result")
+    __slots__ = ("item", "result", "tell")
+
+    def __init__(self, item: Item, tell: Tell[Result] | None) -> None:
+        self.item = item
+        self.tell = tell
+        self.result: Result | None = None
+
+
+class _Group(Generic[Item, Result]):
+    """Some who go into the same call. Its end wakes one of them, and each wakes the next.
+
+    All at once would fight for the interpreter, and most of them would lose, and sleep again. In
+    one long row, on the other hand, the last would wait for each of the others where a thread that
+    computes lets go of the interpreter only every few milliseconds: so a row is short.
+    """
+
+    __slots__ = ("_turn", "asked", "error", "is_done", "weight")
 
     def __init__(self) -> None:
-        self.result: Result | None = None
+        self.asked: list[_Asked[Item, Result]] = []
+        self.weight = 0
         self.error: Exception | None = None
-        self._ready = threading.Lock()
-        self._ready.acquire()
-
-    def tell(self, result: Result | None, error: Exception | None, /) -> None:
-        self.result, self.error = result, error
-        self._ready.release()
+        self.is_done = False
+        self._turn = threading.Lock()  # A lock is the cheapest thing there is to wait for.
+        self._turn.acquire()
 
     def wait(self, deadline: float) -> bool:
-        """Return whether there is something to tell before the deadline."""
-        return self._ready.acquire(timeout=min(remaining(deadline), threading.TIMEOUT_MAX))
+        """Return whether the call has ended before the deadline."""
+        try:
+            self._turn.acquire(timeout=min(remaining(deadline), threading.TIMEOUT_MAX))
+        finally:  # Also if this was interrupted, perhaps just when it was our turn.
+            if self.is_done:
+                self._wake_next()
+        return self.is_done
+
+    def end(self, error: Exception | None = None) -> None:
+        """Tell all of them; before that, those who have no error get their results."""
+        self.error = error
+        self.is_done = True
+        self._wake_next()
+        for one in self.asked:
+            if one.tell is not None:
+                one.tell(one.result, error)
+
+    def _wake_next(self) -> None:
+        with suppress(RuntimeError):  # Another one has done so.
+            self._turn.release()
 
 
 class Gatherer(Generic[Item, Result]):
@@ -70,41 +104,47 @@ class Gatherer(Generic[Item, Result]):
         self._most = most
         self._weigh = weigh
         self._linger_s = linger_s
-        self._changed = threading.Condition(threading.Lock())
-        self._waiting: deque[tuple[Item, Tell[Result]]] = deque()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._groups: deque[_Group[Item, Result]] = deque()
+        self._expected = 0
         self._under_way = False
         self._thread: threading.Thread | None = None
         self._threads_turn = False
-        self._is_rush = False
         self._closed: Exception | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next calls."""
+        return sum(len(group.asked) for group in self._groups)
 
     def ask(self, item: Item, deadline: float) -> Result:
         """Return the result of a call; TimeoutError if it is not there by the deadline."""
-        with self._changed:
+        with self._lock:
             self._check_open()
-            waiting: _Waiting[Result] | None = None
-            if self._under_way:
-                waiting = _Waiting()
-                self._waiting.append((item, waiting.tell))
-            self._under_way = True
-        if waiting is None:
+            if alone := not self._under_way:
+                self._under_way = True
+            else:
+                asked: _Asked[Item, Result] = _Asked(item, None)
+                group = self._gather(asked)
+        if alone:
             try:
                 [result] = self._call([item])
             finally:
                 self._pass_on()
             return result
-        if not waiting.wait(deadline):
-            self._forget(waiting.tell)
+        if not group.wait(deadline):
+            self._forget(asked, group)
             raise TimeoutError
-        if waiting.error is not None:
-            raise waiting.error
-        return waiting.result  # type: ignore[return-value]
+        if group.error is not None:
+            raise group.error
+        return asked.result  # type: ignore[return-value]
 
     def submit(self, item: Item, tell: Tell[Result]) -> None:
         """Have `tell` told, by another thread, what becomes of a call. Waits for nothing."""
-        with self._changed:
+        with self._lock:
             self._check_open()
-            self._waiting.append((item, tell))
+            self._gather(_Asked(item, tell))
             if not self._under_way:
                 self._under_way = True
                 self._call_thread()
@@ -114,13 +154,13 @@ class Gatherer(Generic[Item, Result]):
 
         A call that is under way ends first, for a while at least.
         """
-        with self._changed:
+        with self._lock:
             self._closed = error
-            left, self._waiting = self._waiting, deque()
+            left, self._groups = self._groups, deque()
             thread = self._thread
             self._changed.notify_all()
-        for _, tell in left:
-            tell(None, error)
+        for group in left:
+            group.end(error)
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
 
@@ -128,14 +168,37 @@ class Gatherer(Generic[Item, Result]):
         if self._closed is not None:
             raise self._closed
 
-    def _forget(self, tell: Tell[Result]) -> None:
-        with self._changed:
-            self._waiting = deque(one for one in self._waiting if one[1] != tell)
+    def _gather(self, asked: _Asked[Item, Result]) -> _Group[Item, Result]:
+        """Have this one wait for a call, together with those who came just before it."""
+        groups, weight = self._groups, self._weigh(asked.item)
+        group = groups[-1] if groups else None
+        if (
+            group is None
+            or len(group.asked) >= _MOST_IN_A_ROW
+            or group.weight + weight > self._most
+        ):
+            group = _Group()
+            groups.append(group)
+        group.asked.append(asked)
+        group.weight += weight
+        if self._expected and self.waiting >= self._expected:
+            self._expected = 0
+            self._changed.notify_all()
+        return group
+
+    def _forget(self, asked: _Asked[Item, Result], group: _Group[Item, Result]) -> None:
+        """Call for this one no more, if that is not under way already."""
+        with self._lock:
+            if group in self._groups:
+                group.asked.remove(asked)
+                group.weight -= self._weigh(asked.item)
+                if not group.asked:
+                    self._groups.remove(group)
 
     def _pass_on(self) -> None:
         """End a call: the next is the thread's, if anybody waits."""
-        with self._changed:
-            if self._waiting:
+        with self._lock:
+            if self._groups:
                 self._call_thread()
             else:
                 self._under_way = False
@@ -149,43 +212,53 @@ class Gatherer(Generic[Item, Result]):
             self._changed.notify_all()
 
     def _work(self) -> None:
-        while batch := self._take():
-            items = [item for item, _ in batch]
+        expected = 0
+        while groups := self._take(expected):
+            together = [one for group in groups for one in group.asked]
+            error: Exception | None = None
             try:
-                told = list(zip(batch, self._call(items), strict=True))
+                results = self._call([one.item for one in together])
+                for one, result in zip(together, results, strict=True):
+                    one.result = result
             except Exception as exc:
-                for _, tell in batch:
-                    tell(None, exc)
-            else:
-                for (_, tell), result in told:
-                    tell(result, None)
+                error = exc
+            with self._lock:  # Those who were just answered often ask again at once.
+                expected = len(together) + self.waiting if len(together) > 1 else 0
+            for group in groups:
+                group.end(error)
 
-    def _take(self) -> list[tuple[Item, Tell[Result]]]:
-        """Return what goes into the next call; nothing if the thread is to end."""
-        with self._changed:
-            if self._is_rush:
-                self._wait_for_more()
-            if self._threads_turn and not self._waiting:
+    def _take(self, expected: int) -> list[_Group[Item, Result]]:
+        """Return what goes into the next call; nothing if the thread is to end.
+
+        `expected`: how many may be there soon; 0 if there is no rush.
+        """
+        with self._lock:
+            if expected:
+                self._wait_for(expected)
+            if self._threads_turn and not self._groups:
                 self._threads_turn = self._under_way = False
             self._changed.wait_for(lambda: self._threads_turn or self._closed, self._linger_s)
-            batch: list[tuple[Item, Tell[Result]]] = []
+            taken: list[_Group[Item, Result]] = []
             weight = 0
-            while self._threads_turn and self._waiting:
-                weight += self._weigh(self._waiting[0][0])
-                if batch and weight > self._most:
+            while self._threads_turn and self._groups:
+                weight += self._groups[0].weight
+                if taken and weight > self._most:
                     break
-                batch.append(self._waiting.popleft())
-            if not batch:
+                taken.append(self._groups.popleft())
+            if not taken:
                 self._thread = None
                 if self._threads_turn:  # Those who waited have gone meanwhile.
                     self._threads_turn = self._under_way = False
-            self._is_rush = len(batch) > 1
-            return batch
+            return taken
 
-    def _wait_for_more(self) -> None:
-        """Those who were just answered often ask again at once: let them, while they do so."""
+    def _wait_for(self, expected: int) -> None:
+        """Let so many come, for as long as some do."""
         for _ in range(_MOST_PAUSES):
-            before = len(self._waiting)
+            before = self.waiting
+            if before >= expected or self._closed:
+                break
+            self._expected = expected
             self._changed.wait(_PAUSE_S)
-            if len(self._waiting) == before or self._closed:
-                return
+            if self.waiting == before:
+                break
+        self._expected = 0

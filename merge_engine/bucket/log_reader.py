@@ -219,10 +219,12 @@ class LogReader:
 
     def _find(self, base: int) -> Segment | None:
         """Return the segment at this offset, if there is one by now as an object of its own."""
+        name = segment_name(base)
         try:
-            return self._decode(segment_name(base))
+            data = self._storage.read(name)
         except MissingObject:
             return None
+        return self._decode(name, lambda _: data)
 
     def _decode(self, name: str, read: Read | None = None) -> Segment:
         with self._located():

@@ -41,6 +41,7 @@ from merge_engine.bucket.rocksdb_errors import translated
 from merge_engine.bucket.row_writer import RowWriter
 from merge_engine.bucket.view_meta import ViewMeta, check_identity
 from merge_engine.bucket.write_behind import WriteBehind
+from merge_engine.encoding import ragged
 from merge_engine.encoding.key_hashes import Hashes
 from merge_engine.encoding.stored_rows import (
     ROW_PREFIX,
@@ -391,7 +392,7 @@ class View:
 def _in_order(parts: Sequence[StoredRows], order: Slots) -> StoredRows:
     """Return rows one after the other, each at the place in the batch that `order` says."""
     rows = parts[0] if len(parts) == 1 else concatenated(parts)
-    if len(order) == 1 or (order[1:] > order[:-1]).all():
+    if len(order) == 1 or ragged.all_set(order[1:] > order[:-1]):
         return rows
     back = np.empty(len(order), np.intp)
     back[order] = np.arange(len(order))

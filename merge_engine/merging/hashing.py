@@ -36,7 +36,7 @@ _PRIME_3 = np.uint64(0x165667B19E3779F9)
 _PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 _PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 _LONG_DECIMAL_DIGITS = 18
-_FEW = 16
+_FEW = 64
 
 
 def spark_xxhash64(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
@@ -122,7 +122,7 @@ def _hash_integers(values: npt.NDArray[np.int32 | np.uint32], seeds: Hashes | No
 
 
 def _hash_few(values: npt.NDArray[np.generic], seeds: Hashes | None) -> Hashes:
-    """The same value by value: for a look-up of one key, a dozen NumPy operations are many."""
+    """The same value by value: for a few, a dozen NumPy operations are many."""
     data, width = values.tobytes(), values.itemsize
     each: Iterable[int] = repeat(_SEED) if seeds is None else seeds.tolist()
     parts = [data[at : at + width] for at in range(0, len(data), width)]

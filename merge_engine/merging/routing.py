@@ -43,10 +43,13 @@ def route(schema: Schema, keys: Sequence[pa.Array], buckets: int) -> list[Route]
         return [Route(partitions[0], int(number[0]), np.zeros(1, np.int64))]
     target = partition * buckets + number
     order = np.argsort(target, kind="stable")
-    bounds = np.flatnonzero(np.diff(target[order], prepend=-1))
+    ordered = target[order]
+    starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()]
     return [
-        Route(partitions[target[positions[0]] // buckets], int(number[positions[0]]), positions)
-        for positions in np.split(order, bounds[1:])
+        Route(partitions[which // buckets], which % buckets, order[start:end])
+        for start, end, which in zip(
+            starts, [*starts[1:], size], ordered[starts].tolist(), strict=True
+        )
     ]
 
 

@@ -13,11 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow.types import is_signed_integer
 
 from merge_engine.encoding import ragged
 from merge_engine.encoding.codec import (
-    FEW,
     Records,
     decode,
     encode,
@@ -31,6 +29,8 @@ from merge_engine.working_set.index import Slots
 
 # Buffers with less than this out of use are left alone.
 _MUCH = 1 << 20
+# Up to so many values are read sooner one by one: Arrow's `take` and `cast` are slow to begin.
+_FEW = 64
 # The types whose values are their own bytes.
 _AS_IT_IS = (pa.string(), pa.binary())
 
@@ -88,8 +88,6 @@ class FixedColumn:
         self._type = data_type
         self._records: Records = np.zeros(capacity, record_type(data_type))
         self._valid = np.zeros(capacity, bool)
-        # The NumPy type of whole numbers, which a few of are read sooner one by one.
-        self._whole = f"<i{data_type.bit_width // 8}" if is_signed_integer(data_type) else None
 
     @property
     def nbytes(self) -> int:
@@ -99,10 +97,6 @@ class FixedColumn:
         return self.copy(slots)()
 
     def copy(self, slots: Slots) -> Callable[[], pa.Array]:
-        if self._whole is not None and len(slots) <= FEW:
-            number, there = self._records.view(self._whole).item, self._valid.item
-            few = [number(slot) if there(slot) else None for slot in slots.tolist()]
-            return lambda: pa.array(few, self._type)
         records, valid = self._records.take(slots), self._valid.take(slots)
         return lambda: from_records(records, self._type, None if ragged.all_set(valid) else valid)
 
@@ -138,7 +132,7 @@ class VariableColumn:
         return self.copy(slots)()
 
     def copy(self, slots: Slots) -> Callable[[], pa.Array]:
-        if len(slots) <= FEW and self._type in _AS_IT_IS:
+        if len(slots) <= _FEW and self._type in _AS_IT_IS:
             few = self._few(slots)
             return lambda: pa.array(few, self._type)
         values = self.encoded(slots)
@@ -146,7 +140,7 @@ class VariableColumn:
 
     def encoded(self, slots: Slots) -> pa.BinaryArray:
         """Return the states as they are kept; BatchTooLarge for more than Arrow can hold."""
-        if len(slots) <= FEW:
+        if len(slots) <= _FEW:
             return pa.array(self._few(slots), pa.binary())
         entries = self._entries.take(slots)
         sizes = self._bounds.take(entries + 1) - self._bounds.take(entries)
@@ -156,7 +150,7 @@ class VariableColumn:
         return values if valid.all() else ragged.with_validity(values, valid)
 
     def _few(self, slots: Slots) -> list[bytes | None]:
-        """The same value by value: for a look-up of one key, Arrow's `take` and `cast` are slow."""
+        """The same value by value."""
         values: list[bytes | None] = []
         for slot in slots.tolist():
             entry = self._entries.item(slot)

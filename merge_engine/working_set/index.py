@@ -23,7 +23,7 @@ _LOAD = 0.5
 _SPREAD_NUMBER = 0x9E3779B97F4A7C15
 _SPREAD = np.uint64(_SPREAD_NUMBER)
 _LOW_64 = (1 << 64) - 1
-_FEW = 16
+_FEW = 64
 
 
 class Index:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -110,8 +111,9 @@ class _Share:
         """Whether these are all rows, of so many, and in their order."""
         return len(self.routes) == 1 and len(self.routes[0][1].positions) == size
 
-    @property
+    @cached_property
     def positions(self) -> Positions:
+        """Where its rows are in the call; once all its routes are known."""
         if len(self.routes) == 1:
             return self.routes[0][1].positions
         return np.concatenate([target.positions for _, target in self.routes])
@@ -183,6 +185,8 @@ class LookupLane:
             return [None]
         if alone and len(shares) == 1 and shares[0].is_all_of(size):
             return [pa.Table.from_batches([shares[0].found])]
+        if size == len(asked) == sum(len(share.positions) for share in shares):
+            return _rows(size, shares)
         table = self._in_order(keys, [share for share in shares if share.found is not None])
         return [table] if alone else _parts(table, asked, failed)
 
@@ -299,6 +303,17 @@ class _Server:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.close()
+
+
+def _rows(size: int, shares: Sequence[_Share]) -> list[pa.Table | None]:
+    """Return the row of each who asked for one, as it came; None where it was not found out."""
+    rows: list[pa.Table | None] = [None] * size
+    for share in shares:
+        if share.found is not None:
+            table = pa.Table.from_batches([share.found])
+            for at, position in enumerate(share.positions.tolist()):
+                rows[position] = table.slice(at, 1)
+    return rows
 
 
 def _parts(

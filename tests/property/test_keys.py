@@ -125,8 +125,8 @@ def test_the_hash_is_xxh64_chained_over_the_columns(data: st.DataObject) -> None
         expected.append(state)
     hashes = spark_xxhash64(columns)
     assert hashes.view(np.uint64).tolist() == expected
-    many = [pa.concat_arrays([column] * 20) for column in columns]  # They take another path.
-    assert spark_xxhash64(many).view(np.uint64).tolist() == 20 * expected
+    many = [pa.concat_arrays([column] * 100) for column in columns]  # They take another path.
+    assert spark_xxhash64(many).view(np.uint64).tolist() == 100 * expected
     signed = hashes.tolist()
     assert bucket_of(columns, 7).tolist() == [hashed % 7 for hashed in signed]
 

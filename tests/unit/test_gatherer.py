@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from foundation.gatherer import Gatherer
+from foundation import gatherer
+from foundation.gatherer import Gatherer, _Group
 from tests.support.zookeeper_server import wait_until
 
 DEADLINE_S = 30.0
@@ -53,7 +54,7 @@ class Scene:
             name="test-gatherer",
             **{"most": 100, "linger_s": 0.2, **settings},  # type: ignore[arg-type]
         )
-        self._pool = ThreadPoolExecutor(16)
+        self._pool = ThreadPoolExecutor(48)
 
     def ask(self, item: int, deadline: float | None = None) -> "Future[int]":
         return self._pool.submit(self.gatherer.ask, item, deadline or soon())
@@ -63,7 +64,7 @@ class Scene:
         futures = []
         for item in items:
             futures.append(self.ask(item))
-            wait_until(lambda: len(self.gatherer._waiting) >= len(futures), "waits")
+            wait_until(lambda: self.gatherer.waiting >= len(futures), "waits")
         return futures
 
     def end(self) -> None:
@@ -177,6 +178,70 @@ def test_who_waits_past_its_deadline_is_told_so_and_not_called_for(scene: Scene)
     assert scene.calls.made == [[1], [3]]
 
 
+def test_all_of_several_rows_get_their_own_results(scene: Scene) -> None:
+    first = scene.ask(0)
+    scene.calls.wait_for_next()
+    others = scene.gathered(*range(1, 41))
+    scene.calls.let_go(2)
+    assert first.result(DEADLINE_S) == 0
+    assert [one.result(DEADLINE_S) for one in others] == [10 * item for item in range(1, 41)]
+    assert scene.calls.made == [[0], [*range(1, 41)]]
+
+
+def test_who_goes_during_the_call_does_not_hold_up_those_in_its_row(scene: Scene) -> None:
+    first = scene.ask(1)
+    scene.calls.wait_for_next()
+    before = scene.gathered(2)[0]
+    late = scene.ask(3, time.monotonic() + 0.2)
+    wait_until(lambda: scene.gatherer.waiting == 2, "both wait")
+    after = scene.ask(4)
+    wait_until(lambda: scene.gatherer.waiting == 3, "all wait")
+    scene.calls.let_go()
+    assert first.result(DEADLINE_S) == 10
+    scene.calls.wait_for_next()
+    with pytest.raises(TimeoutError):
+        late.result(DEADLINE_S)
+    scene.calls.let_go()
+    assert (before.result(DEADLINE_S), after.result(DEADLINE_S)) == (20, 40)
+    assert scene.calls.made == [[1], [2, 3, 4]]
+
+
+def test_who_is_interrupted_when_it_is_its_turn_still_wakes_the_next() -> None:
+    row: _Group[int, int] = _Group()
+    turn = row._turn
+
+    class Interrupted:
+        release = turn.release
+
+        def acquire(self, timeout: float) -> bool:
+            assert turn.acquire(timeout=timeout)
+            raise KeyboardInterrupt
+
+    row.end()
+    row._turn = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        row.wait(soon())
+    row._turn = turn
+    assert row.wait(soon())
+    assert turn.acquire(blocking=False)
+
+
+def test_in_a_rush_a_call_begins_as_soon_as_all_who_were_answered_are_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gatherer, "_PAUSE_S", 10 * DEADLINE_S)
+    first = scene.ask(1)
+    scene.calls.wait_for_next()
+    others = scene.gathered(2, 3)
+    scene.calls.let_go(2)
+    assert [one.result(DEADLINE_S) for one in [first, *others]] == [10, 20, 30]
+    scene.calls.wait_for_next()
+    again = [scene.ask(4), scene.ask(5)]
+    scene.calls.wait_for_next()
+    scene.calls.let_go(10)
+    assert [one.result(DEADLINE_S) for one in again] == [40, 50]
+
+
 def test_where_all_who_waited_have_gone_nothing_is_called(scene: Scene) -> None:
     first = scene.ask(1)
     scene.calls.wait_for_next()
@@ -218,7 +283,7 @@ def test_who_does_not_wait_is_told_by_another_thread(scene: Scene) -> None:
     scene.calls.wait_for_next()
     scene.gatherer.submit(2, tell)
     waiting = scene.ask(3)
-    wait_until(lambda: len(scene.gatherer._waiting) == 2, "both wait")
+    wait_until(lambda: scene.gatherer.waiting == 2, "both wait")
     scene.calls.let_go(2)
     for _ in range(2):
         assert done.acquire(timeout=DEADLINE_S)
@@ -246,10 +311,10 @@ def test_many_threads_get_their_own_results_and_far_fewer_calls_are_made() -> No
         gathered.wait(0.001)  # Something to gather behind.
         return [10 * item for item in items]
 
-    gatherer: Gatherer[int, int] = Gatherer(call, name="test-gatherer", most=8)
+    asked: Gatherer[int, int] = Gatherer(call, name="test-gatherer", most=8)
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda item: gatherer.ask(item, soon()), range(500)))
-    gatherer.close(ValueError("closed"))
+        answers = list(pool.map(lambda item: asked.ask(item, soon()), range(500)))
+    asked.close(ValueError("closed"))
     assert answers == [10 * item for item in range(500)]
     assert sum(sizes) == 500
     assert max(sizes) <= 8
