@@ -181,7 +181,8 @@ class VariableColumn:
         count, size = len(values), int(self._bounds[self._count])
         added = ragged.data(values)
         if size + len(added) > len(self._bytes):
-            self._bytes = grown(self._bytes, max(self._room(len(added)), size + len(added)))
+            room = self._room(len(added))  # And a little more: what is in use mostly grows.
+            self._bytes = grown(self._bytes, max(room + room // 4, size + len(added)))
         if self._count + count >= len(self._bounds):
             self._bounds = grown(self._bounds, 2 * (self._count + count) + 1)
         self._bytes[size : size + len(added)] = added
@@ -219,12 +220,10 @@ class VariableColumn:
 
 
 def _refilled(array: npt.NDArray[Any], values: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
-    """Return an array that begins with the values and has about so much room.
-
-    It is the one that there is, if it has: to touch new memory takes longer than to copy.
-    """
+    """Return an array that begins with the values: one with so much room, or that which there is,
+    if it is not much longer. To touch new memory takes longer than to copy."""
     room = max(room, len(values))
-    if not room <= len(array) <= 2 * room:
+    if not len(values) <= len(array) <= 2 * room:
         array = np.empty(room, array.dtype)
     array[: len(values)] = values
     return array
