@@ -6,7 +6,8 @@ from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_MOST_THREADS = 16
+# For calls that mostly wait, for a disk or for a store: more of them than there are cores.
+WAITING_THREADS = 16
 
 
 class Mapper(Protocol):
@@ -24,7 +25,7 @@ def in_turn(call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Re
 
 def at_once(call: Callable[[Item], Result], items: Sequence[Item], /) -> list[Result]:
     """Call for all items on threads of their own, for calls that wait and do little; a `Mapper`."""
-    with ThreadPoolExecutor(min(len(items), _MOST_THREADS) or 1) as pool:
+    with ThreadPoolExecutor(min(len(items), WAITING_THREADS) or 1) as pool:
         return map_all(pool, call, items)
 
 

@@ -27,7 +27,7 @@ from foundation.ids import Token
 from merge_engine.bucket.fair_lock import FairLock
 from merge_engine.bucket.follower import Follower
 from merge_engine.bucket.log import wall_clock_ms
-from merge_engine.bucket.log_and_view import Plan, ReadSchemas
+from merge_engine.bucket.log_and_view import Found, Plan, ReadSchemas
 from merge_engine.bucket.log_start import CleanedOwners
 from merge_engine.bucket.masked_rows import cut_segments, finished_rows
 from merge_engine.bucket.options import BucketOptions
@@ -222,6 +222,13 @@ class Bucket:
         A token that was applied before gives its result right away. Call it within `exclusive`,
         and `commit` in the same block or not at all.
         """
+        found = self.find(update, owner=owner, token=token)
+        if isinstance(found, BucketResult):
+            return found
+        return Plan.of(update, found, owner=owner, token=token, locked=locked)
+
+    def find(self, update: Update, *, owner: str, token: Token | None) -> Found | BucketResult:
+        """Return what an update is to be merged with, for `plan`; or the result, as `plan` does."""
         check_writer(owner, token)
         self._inner.catch_up()
         last = None if token is None else self._view.meta.token(owner)
@@ -230,15 +237,7 @@ class Bucket:
                 base_offset=last.base_offset, end_offset=last.end_offset, repeated=True
             )
         self._view.make_room()
-        located, merged = self._inner.merge(update)
-        return Plan(
-            update=update,
-            owner=owner,
-            token=token,
-            located=located,
-            merged=merged,
-            locked=locked,
-        )
+        return self._inner.find(update)
 
     def commit(self, plan: Plan | BucketResult) -> BucketResult:
         """Write what was planned."""

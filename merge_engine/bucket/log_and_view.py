@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,13 @@ GoOn = Callable[[], bool]
 """Whether to go on with a long replay."""
 
 
+class Found(NamedTuple):
+    """Where the rows of an update are, and what they have of the columns that it writes."""
+
+    located: Located
+    stored: StoredRows
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A merge that was tried and fits: where the rows are that change, and how they do.
@@ -55,6 +63,28 @@ class Plan:
     part: int = 0
     more: bool = False
     locked: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        update: Update,
+        found: Found,
+        *,
+        owner: str,
+        token: Token | None,
+        locked: bool,
+        merged: Merged | None = None,
+    ) -> "Plan":
+        """Merge an update with what was found; `merged`: that was done already."""
+        merged = merged or merge(update, found.stored)
+        return cls(
+            update=update,
+            owner=owner,
+            token=token,
+            located=found.located.only(merged.changed),
+            merged=merged,
+            locked=locked,
+        )
 
 
 class LogAndView:
@@ -140,15 +170,11 @@ class LogAndView:
         if history.current.version > self.history.current.version:
             self.view.evolve(history)
 
-    def merge(self, update: Update) -> tuple[Located, Merged]:
-        """Merge with what is stored; nothing is written.
-
-        Returns where the rows are that change, and how they do.
-        """
+    def find(self, update: Update) -> Found:
+        """Return the rows that an update is to be merged with."""
         positions = self._positions(update)
         located = self.view.load(update.encoded_keys, update.hashes)
-        merged = merge(update, self.view.rows(located, positions))
-        return located.only(merged.changed), merged
+        return Found(located, self.view.rows(located, positions))
 
     def try_merge(self, update: Update, overlay: Overlay) -> None:
         """Merge with what the overlay has on top of what is stored, into the overlay."""
@@ -220,7 +246,7 @@ class LogAndView:
             self.view.meta.remember(header.owner, applied)
 
     def _to_segment(self, plan: Plan, kind: SegmentKind, undo_from: int | None) -> Segment:
-        update, changed = plan.update, pa.array(plan.merged.changed)
+        update = plan.update
         header = SegmentHeader(
             kind=kind,
             base_offset=self.log.end,
@@ -241,7 +267,10 @@ class LogAndView:
         if not plan.located.size and undo_from is None:
             return Segment(replace(header, column_ids=()), {}, {})
         key_ids = [column.id for column in self.history.current.key_columns]
-        keys = [array.filter(changed) for array in update.keys]
+        keys = update.keys
+        if not plan.merged.changed.all():
+            changed = pa.array(plan.merged.changed)
+            keys = [array.filter(changed) for array in keys]
         changes = dict(zip(header.column_ids, plan.merged.changes, strict=True))
         return Segment(header, dict(zip(key_ids, keys, strict=True)), changes)
 

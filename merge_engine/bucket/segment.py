@@ -2,7 +2,8 @@
 
 Layout of a segment object, named by its base offset in 20 digits:
 
-    Arrow IPC stream (lz4)     one record batch; the header is JSON under `tallybook` in its schema
+    Arrow IPC stream           one record batch, compressed by lz4 unless it is small; the header is
+                                 JSON under `tallybook` in its schema
     format version             u16, little-endian
     magic                      b"TALLYSEG"
     checksum                   u64, little-endian: xxh3_64 of everything before it
@@ -39,6 +40,9 @@ MAGIC = b"TALLYSEG"
 SUFFIX = ".seg"
 _HEADER_KEY = b"tallybook"
 _TRAILER = struct.Struct("<H8sQ")
+# To compress a smaller segment takes longer than to sync what that saves. Once it is old it is
+# rolled up (`roll_up`), and then compressed with its neighbours, better than it was alone.
+_WORTH_COMPRESSING = 250_000
 # Of a smaller segment, to hand the columns to other threads takes longer than to read them.
 _WORTH_THREADS = 1 << 18
 
@@ -127,6 +131,15 @@ class Change:
     touched_after: npt.NDArray[np.bool_]
     after: pa.Array
 
+    def slice(self, start: int, stop: int) -> "Change":
+        """Return the change of these rows."""
+        return Change(
+            self.touched_before[start:stop],
+            self.before[start:stop],
+            self.touched_after[start:stop],
+            self.after[start:stop],
+        )
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -138,17 +151,11 @@ class Segment:
 
     def slice(self, start: int, length: int) -> "Segment":
         """Return the segment with only these rows; the header still speaks of all of them."""
-        stop = start + length
         return Segment(
             self.header,
             {column: keys.slice(start, length) for column, keys in self.keys.items()},
             {
-                column: Change(
-                    change.touched_before[start:stop],
-                    change.before.slice(start, length),
-                    change.touched_after[start:stop],
-                    change.after.slice(start, length),
-                )
+                column: change.slice(start, start + length)
                 for column, change in self.changes.items()
             },
         )
@@ -176,13 +183,14 @@ def encode_segment(segment: Segment) -> bytes:
     """Return the segment's bytes."""
     batch = _to_batch(segment)
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    compression = "lz4" if batch.nbytes >= _WORTH_COMPRESSING else None
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         if segment.header.rows:
             writer.write_batch(batch)
-    body: bytes = sink.getvalue().to_pybytes()
-    body += _TRAILER.pack(FORMATS.current, MAGIC, 0)[:-8]
-    return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+    sink.write(_TRAILER.pack(FORMATS.current, MAGIC, 0)[:-8])
+    body = sink.getvalue()
+    return b"".join((body, struct.pack("<Q", xxhash.xxh3_64_intdigest(body))))
 
 
 def decode_segment(name: str, data: bytes) -> Segment:

@@ -162,7 +162,9 @@ def images_of(segment: Segment, columns: Sequence[Column], schema: Schema) -> Im
             has[:, j], touched[:, j] = True, change.touched_before
             states.append(change.before)
     images = Images(keys, has, touched, states)
-    return images if has.any(axis=1).all() else images.take(np.flatnonzero(has.any(axis=1)))
+    if has.all() or has.any(axis=1).all():
+        return images
+    return images.take(np.flatnonzero(has.any(axis=1)))
 
 
 def _none(columns: Sequence[Column], schema: Schema) -> Images:
@@ -192,6 +194,8 @@ def first_images(images: Images, encode: Callable[[Sequence[pa.Array]], pa.Binar
         return images
     groups = group_by_key(encode(images.keys))
     first = groups.first_rows
+    if images.has.all():  # The oldest image of a key has all columns.
+        return images if groups.in_order else images.take(first)
     has = np.logical_or.reduceat(images.has[groups.order], groups.starts)
     touched = np.zeros_like(has)
     states = []

@@ -147,14 +147,7 @@ class UndoSteps:
             check()
             self._inner.catch_up()
             self._inner.view.make_room()
-            located, merged = self._inner.merge(update)
-            plan = Plan(
-                update=update,
-                owner=debtor,
-                token=None,
-                located=located,
-                merged=merged,
-                locked=self._locked,
-            )
+            found = self._inner.find(update)
+            plan = Plan.of(update, found, owner=debtor, token=None, locked=self._locked)
             hit("undo.planned")
             return self._inner.write(plan, SegmentKind.UNDO, undo_from=back_to).changed

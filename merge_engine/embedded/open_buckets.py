@@ -12,7 +12,7 @@ from typing import TypeVar
 from foundation.allocator import keep_freed_memory
 from foundation.errors import Closed, InvalidInput
 from foundation.ids import BucketId
-from foundation.parallel import map_all
+from foundation.parallel import WAITING_THREADS, map_all
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.embedded.catalog import Catalog
@@ -42,8 +42,10 @@ class OpenBuckets:
         workers = min(catalog.buckets, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-bucket")
         # A put has its buckets to itself while others wait for them. Those must not wait on the
-        # very threads that the put needs to finish, so it has threads of its own.
-        self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
+        # very threads that the put needs to finish, so it has threads of its own: one for each
+        # bucket if possible, for most of what they do is to wait until a segment is durable.
+        waiting = min(catalog.buckets, WAITING_THREADS)
+        self._put_pool = ThreadPoolExecutor(waiting, thread_name_prefix="tallybook-put")
 
     def get(self, bucket_id: BucketId) -> Bucket:
         """Return the bucket, opened and recovered, and under the current schema or a newer one."""

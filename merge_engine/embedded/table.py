@@ -171,7 +171,7 @@ class EmbeddedTable(DerivedCalls):
         routes = route(self.schema, update.keys, self._catalog.buckets)
         updates = [update]
         if len(routes) != 1:
-            updates = [update.take(target.positions) for target in routes]
+            updates = update.split([target.positions for target in routes])
         written = [column.id for column in rows.columns]
         self._check_free(written, owner)  # Before a partition is created for what is refused.
         targets = dict(zip(map(self._bucket_id, routes), updates, strict=True))

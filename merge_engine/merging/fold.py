@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from merge_engine.encoding.key_hashes import Hashes, key_hashes
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.encoding.ragged import Flags
 from merge_engine.merging.batch import BatchRows, value_error, value_function
-from merge_engine.merging.grouping import Groups, Positions, group_rows
+from merge_engine.merging.grouping import Groups, Positions, group_numbers, group_rows
 from merge_engine.schema.schema import Column
 
 
@@ -40,10 +41,16 @@ class Update:
     def __len__(self) -> int:
         return len(self.encoded_keys)
 
-    def take(self, positions: Positions) -> "Update":
-        """Return what is wanted of some keys, in the same order."""
+    def split(self, parts: Sequence[Positions]) -> "list[Update]":
+        """Return what is wanted of the keys at these positions, part by part.
+
+        They are slices of one copy: to copy each part takes about as long as to copy all of them.
+        """
+        if not parts:
+            return []
+        positions = np.concatenate(parts)
         index = pa.array(positions)
-        return replace(
+        sorted_by_part = replace(
             self,
             encoded_keys=self.encoded_keys.take(index),
             hashes=None if self.hashes is None else self.hashes.take(positions),
@@ -52,8 +59,43 @@ class Update:
             resets=self.resets[positions],
             touches=self.touches[positions],
             states=[array.take(index) for array in self.states],
-            rows=len(positions),
         )
+        ends = accumulate(map(len, parts), initial=0)
+        return [sorted_by_part._slice(slice(start, stop)) for start, stop in pairwise(ends)]
+
+    def _slice(self, rows: slice) -> "Update":
+        return replace(
+            self,
+            encoded_keys=self.encoded_keys[rows],
+            hashes=None if self.hashes is None else self.hashes[rows],
+            keys=[array[rows] for array in self.keys],
+            applies=self.applies[rows],
+            resets=self.resets[rows],
+            touches=self.touches[rows],
+            states=[array[rows] for array in self.states],
+            rows=rows.stop - rows.start,
+        )
+
+
+def joined(updates: Sequence[Update]) -> Update:
+    """Return one update of all keys, one update after the other; their columns are the same."""
+    first = updates[0]
+    hashes = [update.hashes for update in updates if update.hashes is not None]
+    return replace(
+        first,
+        encoded_keys=pa.concat_arrays([update.encoded_keys for update in updates]),
+        hashes=np.concatenate(hashes) if len(hashes) == len(updates) else None,
+        keys=_concatenated([update.keys for update in updates]),
+        applies=np.concatenate([update.applies for update in updates]),
+        resets=np.concatenate([update.resets for update in updates]),
+        touches=np.concatenate([update.touches for update in updates]),
+        states=_concatenated([update.states for update in updates]),
+        rows=sum(update.rows for update in updates),
+    )
+
+
+def _concatenated(columns: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
+    return [pa.concat_arrays(arrays) for arrays in zip(*columns, strict=True)]
 
 
 def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
@@ -61,15 +103,23 @@ def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
 
     Within a key, a delete drops what came before it: the rows before, and the stored states.
     """
-    encoded = key_codec.encode(rows.keys)
-    hashes = None if key_codec.width == 8 else key_hashes(encoded)
-    groups = group_rows(encoded, hashes)
-    keys = [*rows.keys, encoded]
+    numbers = key_codec.numbers(rows.keys)
+    if numbers is not None:  # Bytes are made of the keys that are left only.
+        groups, hashes = group_numbers(numbers), None
+        keys = list(rows.keys)
+    else:
+        encoded = key_codec.encode(rows.keys)
+        hashes = None if key_codec.width == 8 else key_hashes(encoded)
+        groups = group_rows(encoded, hashes)
+        keys = [*rows.keys, encoded]
     if not groups.in_order:
         first = pa.array(groups.first_rows)
         keys = [array.take(first) for array in keys]
         hashes = None if hashes is None else hashes.take(groups.first_rows)
-    *keys, encoded = keys
+    if numbers is not None:
+        encoded = key_codec.encode(keys)
+    else:
+        *keys, encoded = keys
     count = len(groups.starts)
     deleted, written = np.zeros(count, bool), np.ones(count, bool)
     if rows.deletes is not None:

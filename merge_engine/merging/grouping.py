@@ -51,9 +51,20 @@ class Groups:
 def group_by_key(keys: pa.BinaryArray) -> Groups:
     """Return the groups of equal keys, in key order."""
     integers = _as_integers(keys)
-    if _is_rising(keys if integers is None else integers):
-        return Groups(np.arange(len(keys)), np.arange(len(keys)), in_order=True)
-    return _grouped(_ranks(keys) if integers is None else _integer_ranks(integers, len(keys)))
+    if integers is not None:
+        return group_numbers(integers)
+    return _in_order(len(keys)) if _is_rising(keys) else _grouped(_ranks(keys))
+
+
+def group_numbers(keys: npt.NDArray[np.uint64]) -> Groups:
+    """Return the groups of equal keys of 8 bytes, given as numbers of the same order."""
+    if _is_rising(keys):
+        return _in_order(len(keys))
+    return _grouped(_integer_ranks(keys, len(keys)))
+
+
+def _in_order(count: int) -> Groups:
+    return Groups(np.arange(count), np.arange(count), in_order=True)
 
 
 def group_rows(keys: pa.BinaryArray, hashes: Hashes | None) -> Groups:

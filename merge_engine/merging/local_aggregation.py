@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.segment import AggMode, Operation
@@ -63,7 +64,11 @@ def is_worth_folding(data: pa.Table, schema: Schema) -> bool:
         return False
     step = data.num_rows // _SAMPLED_ROWS
     sample = data.select(names).take(pa.array(np.arange(0, step * _SAMPLED_ROWS, step)))
-    repeated = _SAMPLED_ROWS - sample.group_by(names, use_threads=False).aggregate([]).num_rows
+    if len(names) == 1:  # A fraction of what groups take.
+        different = pc.count_distinct(sample.column(0), mode="all").as_py()
+    else:
+        different = sample.group_by(names, use_threads=False).aggregate([]).num_rows
+    repeated = _SAMPLED_ROWS - different
     # Of s rows drawn from n keys, about s * s / 2n have a key that came before.
     return bool(repeated * data.num_rows >= _SAMPLED_ROWS**2)
 

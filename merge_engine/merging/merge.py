@@ -25,6 +25,19 @@ class Merged:
     after: StoredRows
     changes: Sequence[Change]
 
+    def split(self, sizes: Sequence[int]) -> "list[Merged]":
+        """Return what becomes of the update's first keys, of those after them, and so on."""
+        ends = np.cumsum([0, *sizes])
+        kept = np.concatenate([[0], np.cumsum(self.changed)])[ends]
+        parts = []
+        for at in range(len(sizes)):
+            start, stop = kept[at], kept[at + 1]
+            states = [state[start:stop] for state in self.after.states]
+            after = StoredRows(self.after.touched[start:stop], states)
+            changes = [change.slice(start, stop) for change in self.changes]
+            parts.append(Merged(self.changed[ends[at] : ends[at + 1]], after, changes))
+        return parts
+
 
 def merge(update: Update, stored: StoredRows) -> Merged:
     """Merge an update into the stored rows of its keys; rows that stay the same are left out.

@@ -175,7 +175,8 @@ class VariableColumn:
         count, size = len(values), int(self._bounds[self._count])
         added = ragged.data(values)
         if size + len(added) > len(self._bytes):
-            self._bytes = grown(self._bytes, 2 * (size + len(added)))
+            room = self._room(len(added))  # And a little more: what is in use mostly grows.
+            self._bytes = grown(self._bytes, max(room + room // 4, size + len(added)))
         if self._count + count >= len(self._bounds):
             self._bounds = grown(self._bounds, 2 * (self._count + count) + 1)
         self._bytes[size : size + len(added)] = added
@@ -186,25 +187,40 @@ class VariableColumn:
         self._in_use += len(added)
         return entries
 
+    def _room(self, added: int = 0) -> int:
+        """Return about how long the buffer is, with so many more bytes in use, when it is tidied
+        up: one as long as that need not grow before."""
+        return 2 * (self._in_use + added) + self._entries.nbytes + _MUCH
+
     def _tidy_up(self) -> None:
         """Drop what is out of use, if it is most of what there is."""
         size = int(self._bounds[self._count])
         spare = max(self._count - len(self._entries), 0) * self._bounds.itemsize
-        if size - self._in_use + spare <= self._in_use + self._entries.nbytes + _MUCH:
+        if size + spare <= self._room():
             return
         kept = self._all().take(pa.array(self._entries))
         _, bounds, data = kept.buffers()
-        self._bounds = np.concatenate(
-            [[0], np.frombuffer(bounds, np.int64, len(kept) + 1, kept.offset * 8)]
-        )
-        used = int(self._bounds[-1])
-        self._bytes = np.array(np.frombuffer(data, np.uint8, used) if used else (), np.uint8)
+        ends = np.frombuffer(bounds, np.int64, len(kept) + 1, kept.offset * 8)
+        used = int(ends[-1])
+        values = np.frombuffer(data, np.uint8, used) if used else np.zeros(0, np.uint8)
+        self._bytes = _refilled(self._bytes, values, self._room())
+        self._bounds = _refilled(self._bounds, np.concatenate([[0], ends]), 3 * len(kept))
         self._entries = np.arange(1, len(kept) + 1)
         self._count, self._in_use = len(kept) + 1, used
 
     def _all(self) -> pa.LargeBinaryArray:
         buffers = [None, pa.py_buffer(self._bounds), pa.py_buffer(self._bytes)]
         return pa.LargeBinaryArray.from_buffers(pa.large_binary(), self._count, buffers)
+
+
+def _refilled(array: npt.NDArray[Any], values: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
+    """Return an array that begins with the values: one with so much room, or that which there is,
+    if it is not much longer. To touch new memory takes longer than to copy."""
+    room = max(room, len(values))
+    if not len(values) <= len(array) <= 2 * room:
+        array = np.empty(room, array.dtype)
+    array[: len(values)] = values
+    return array
 
 
 def grown(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:

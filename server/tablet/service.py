@@ -29,7 +29,7 @@ from foundation.errors import (
     TallybookError,
 )
 from foundation.ids import LeadKey
-from foundation.parallel import Item, Mapper, Result, map_all
+from foundation.parallel import WAITING_THREADS, Item, Mapper, Result, map_all
 from recovery.leader.led_bucket import LedBucket, LedUpdate, put_led
 from server.protocol import wire
 from server.protocol.calls import Call, Nothing, Ping
@@ -107,7 +107,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         self._complaints = complaints or Complaints(logger)
         workers = os.cpu_count() or 1
         # A put holds its buckets while it runs on its own threads: see OpenBuckets.
-        self._put_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-put")
+        self._put_pool = ThreadPoolExecutor(WAITING_THREADS, thread_name_prefix="tallybook-put")
         self._read_pool = ThreadPoolExecutor(workers, thread_name_prefix="tallybook-read")
         mapper: Mapper = partial(map_all, self._read_pool)
         self._reading = Reading(requests, mapper)

@@ -66,6 +66,19 @@ def test_slices_of_the_bytes_decode_to_slices_of_the_values(
     assert plain(codec.decode(encoded, array.type)) == plain(expected)
 
 
+@pytest.mark.parametrize("items", [pa.string(), pa.int64()])
+def test_lists_are_the_same_only_if_all_of_their_elements_are(items: pa.DataType) -> None:
+    of = str if items == pa.string() else int
+    numbers = [None, [], [1], [1, 2], [2, 2], [1, 1, 2], [1, 3], [None, 2], [2, None], [1, None]]
+    values = [one and [None if item is None else of(item) for item in one] for one in numbers]
+    pairs = [(one, other) for one in values for other in values]
+    left, right = (pa.array(side, pa.list_(items)) for side in zip(*pairs, strict=True))
+    assert codec.same(left, right).tolist() == [one == other for one, other in pairs]
+    assert codec.same(left[7:90], right[7:90]).tolist() == [
+        one == other for one, other in pairs[7:90]
+    ]
+
+
 @quick
 @given(arrays(data_types()))
 def test_bytes_are_equal_exactly_where_states_are(array: pa.Array) -> None:

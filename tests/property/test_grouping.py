@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from merge_engine.encoding.key_hashes import key_hashes
-from merge_engine.merging.grouping import group_by_key, group_rows
+from merge_engine.encoding.keys import KeyCodec
+from merge_engine.merging.grouping import group_by_key, group_numbers, group_rows
 
 FEW = st.sampled_from([b"", b"a", b"ab", b"b\x00", b"\xff" * 9])
 NARROW = st.integers(0, 20).map(lambda number: number.to_bytes(8, "big"))
@@ -40,6 +41,17 @@ def test_groups_by_hash_are_the_same_groups_also_where_hashes_collide(
     groups = group_rows(array, hashes)
     found = np.split(groups.order, groups.starts[1:]) if keys else []
     assert sorted(rows.tolist() for rows in found) == sorted(expected.values())
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 9), max_size=40))
+def test_numbers_of_keys_have_the_groups_of_their_bytes(keys: list[int]) -> None:
+    codec, columns = KeyCodec([pa.int64()]), [pa.array(keys, pa.int64())]
+    numbers = codec.numbers(columns)
+    assert numbers is not None
+    groups, expected = group_numbers(numbers), group_by_key(codec.encode(columns))
+    assert groups.order.tolist() == expected.order.tolist()
+    assert groups.starts.tolist() == expected.starts.tolist()
+    assert groups.in_order == expected.in_order
 
 
 def test_groups_of_a_slice_are_those_of_its_rows() -> None:

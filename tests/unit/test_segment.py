@@ -214,3 +214,17 @@ def test_a_sealed_object_that_is_no_segment_is_refused() -> None:
         pass
     with pytest.raises(CorruptSegment, match=NAME):
         decode_segment(NAME, resealed(sink.getvalue().to_pybytes() + trailer))
+
+
+def test_only_segments_that_are_worth_it_are_compressed() -> None:
+    """Either is read; small ones are compressed when they are rolled up."""
+    for rows, is_smaller in ((1_000, False), (20_000, True)):
+        flags_of_all, zeros = np.ones(rows, bool), pa.array(np.zeros(rows, np.int64))
+        change = Change(flags_of_all, zeros, flags_of_all, zeros)
+        header = replace(HEADER, rows=rows, column_ids=(2,))
+        data = encode_segment(Segment(header, {1: zeros}, {2: change}))
+        assert (len(data) < 3 * zeros.nbytes) is is_smaller
+        found = decode_segment(segment_name(HEADER.base_offset), data)
+        assert found.header == header
+        assert found.keys[1].equals(zeros)
+        assert found.changes[2].after.equals(zeros)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from merge_engine.encoding.keys import KeyCodec
 from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows, state_types
 from merge_engine.merging.batch import read_batch
 from merge_engine.merging.fold import fold
+from merge_engine.working_set import columns
 from merge_engine.working_set import key_ids as numbers
 from merge_engine.working_set.block import Block, Keys, prepare_rows
 from merge_engine.working_set.columns import make_column, prepare
@@ -149,6 +151,26 @@ def test_a_column_of_texts_that_change_often_does_not_grow_for_ever() -> None:
     for turn in range(200):
         column.write(slots[:1], prepare(pa.array([str(turn)]), touched[:1]))
     assert column.read(slots)[:2].to_pylist() == ["199", "199 1 " + "x" * 1000]
+
+
+def test_a_column_that_changes_often_keeps_its_buffers_until_less_is_in_use() -> None:
+    column = make_column(pa.string(), 1000)
+    slots, touched = np.arange(1000), np.ones(1000, bool)
+
+    def write(turns: int, size: int) -> None:
+        for turn in range(turns):
+            rows = slots[turn % 3 :: 3]
+            states = pa.array([f"{turn} {slot} " + "x" * size for slot in rows])
+            column.write(rows, prepare(states, touched[rows]))
+            assert column.read(rows).equals(states)
+
+    write(30, 5000)
+    with mock.patch.object(columns, "grown") as grown:
+        write(30, 5000)
+    assert not grown.called
+    assert column.nbytes > 10 << 20
+    write(3, 10)
+    assert column.nbytes < 2 << 20
 
 
 # Blocks
