@@ -25,13 +25,16 @@ class Watched(RemoteStorage):
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.asked: list[str] = []
+        self.answered: list[str] = []
         self.gate = threading.Event()
         self.gate.set()
 
     def read(self, name: str) -> bytes:
         self.asked.append(name)
         assert self.gate.wait(10)
-        return super().read(name)
+        data = super().read(name)
+        self.answered.append(name)
+        return data
 
 
 @pytest.fixture
@@ -46,8 +49,9 @@ def storage() -> Watched:
 def test_several_are_under_way_at_a_time_and_come_in_order(storage: Watched, at_once: int) -> None:
     with reading_ahead(storage, NAMES, at_once=at_once) as read:
         assert [read(name) for name in NAMES[:5]] == [name.encode() * 10 for name in NAMES[:5]]
+        wait_until(lambda: NAMES[5] in storage.answered, "the next is there already")
         storage.gate.clear()
-        # The next is there already; with it, as many are begun as may be, and nobody answers.
+        # With it, as many are begun as may be, and nobody answers.
         assert read(NAMES[5]) == b"005" * 10
         wait_until(lambda: len(storage.asked) == 5 + at_once, "all of them have asked")
         storage.gate.set()
