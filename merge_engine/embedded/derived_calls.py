@@ -13,6 +13,7 @@ from foundation.ids import Token
 from merge_engine.aggregates.registry import AggFunction
 from merge_engine.bucket.results import PutResult
 from merge_engine.bucket.segment import AggMode, Operation
+from merge_engine.embedded.plain_values import read_columns, read_rows
 from merge_engine.merging.batch import read_keys
 from merge_engine.merging.local_aggregation import OPERATION
 from merge_engine.schema.schema import Schema
@@ -101,14 +102,15 @@ class DerivedCalls(ABC):
 def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
     """Return data as Arrow; dictionaries of columns and lists of rows are for small inputs.
 
-    A dictionary has a list per column or, of one row, a value per column. What is a stream is read
+    A dictionary has a list per column or, of one row, a value per column; Python's values become
+    those of the column's type, if they fit as they are (`plain_values`). What is a stream is read
     whole, and perhaps cannot be read again.
     """
     if isinstance(data, pa.RecordBatch | pa.Table):
         return data
     try:
         if isinstance(data, Mapping):
-            return _of_columns(data)
+            return read_columns(data, schema)
         if is_stream(data):
             return read_stream(data)
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):
@@ -119,40 +121,12 @@ def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
             raise TypeError(f"it has a row that is no dictionary: {other[0]!r}")
         if not rows:  # Which says nothing of its columns.
             return pa.schema([(key.name, key.type) for key in schema.key_columns]).empty_table()
-        return pa.Table.from_pylist(rows)
+        return read_rows(rows, schema)
     except (pa.ArrowException, TypeError, AttributeError, UnicodeError, OverflowError) as exc:
         raise InvalidInput(
             f"cannot read this as a table: {exc}; give a dictionary of lists, a list of "
             "dictionaries, or a table of Arrow, pandas or Polars"
         ) from exc
-
-
-def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
-    single = [name for name, value in columns.items() if _is_single(value)]
-    if not single:
-        return pa.table({name: _column_of(name, value) for name, value in columns.items()})
-    if len(single) < len(columns):
-        raise TypeError(f"column {single[0]!r} has one value, and others have lists of them")
-    return pa.table({name: _column_of(name, [value]) for name, value in columns.items()})
-
-
-def _column_of(name: object, values: Any) -> Any:
-    """Return a column of Arrow; what cannot be one is named."""
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values
-    try:
-        return pa.array(values)
-    except OverflowError as exc:
-        raise TypeError(f"column {name!r} has a number that no type of Arrow holds") from exc
-    except (pa.ArrowException, TypeError, ValueError, AttributeError) as exc:
-        raise TypeError(f"column {name!r}: {exc}") from exc
-
-
-def _is_single(value: Any) -> bool:
-    """Whether this is one value, and not a column of them."""
-    if isinstance(value, str | bytes | bytearray | Mapping | pa.Scalar):
-        return True
-    return not (hasattr(value, "__iter__") or hasattr(value, "__arrow_c_array__"))
 
 
 def is_stream(data: object) -> TypeGuard[ArrowStream]:

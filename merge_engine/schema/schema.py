@@ -85,6 +85,11 @@ class Schema:
         return tuple(column for column in self.columns if column.function is not None)
 
     @cached_property
+    def input_types(self) -> Mapping[str, pa.DataType | None]:
+        """The type that a batch has for each column, by name; None where any will do."""
+        return {column.name: column.input_type for column in self.columns}
+
+    @cached_property
     def partition_columns(self) -> tuple[Column, ...]:
         """The columns whose values name a partition; none if the table is not partitioned."""
         return self._by_ids(self.partition_by)
@@ -117,13 +122,12 @@ class Schema:
     ) -> "Schema":
         """Return the next version with a value column more; rows that exist have it untouched."""
         column_type = parse_column_type(data_type, column=name)
-        order_types = {column.name: column.input_type for column in self.columns}
         column = Column(
             id=self.next_column_id,
             name=name,
             type=column_type,
             function=create_column_function(
-                function, column_type, parameters, column=name, order_types=order_types
+                function, column_type, parameters, column=name, order_types=self.input_types
             ),
         )
         return replace(
