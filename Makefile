@@ -17,7 +17,7 @@ help:  ## list what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@echo "Installing into $(VENV) (the first time takes a minute or two) ..."
+	@echo "Installing into $(VENV) (the first time takes some minutes) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check \

@@ -1,5 +1,8 @@
 """The examples that share a cluster and a Spark here: each ends, with the right totals."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from examples.late_events import follow
 from examples.setting import Setting
 from examples.web_lookups import serve
 from server.launch.local_cluster import LocalCluster
+from tallybook import cli
 from tests.support.documented import ROOT
 from tests.support.notebooks import run_notebook
 from tests.support.spark_session import quiet_spark
@@ -71,6 +75,30 @@ def test_the_notebook_of_the_quick_start_says_what_it_prints(
 ) -> None:
     monkeypatch.chdir(setting.directory)
     run_notebook(ROOT / "docs" / "quick-start.ipynb", setting.address, setting.spark)
+
+
+def test_a_dead_job_is_released_and_comes_back(
+    setting: Setting, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TALLYBOOK_ZOOKEEPER", setting.address)
+    for batch in (0, 1):
+        job = subprocess.run(
+            [sys.executable, "-m", "examples.dead_job"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert job.returncode == -signal.SIGKILL, job.stderr
+        assert f"has committed batch {batch}" in job.stdout
+        release = ["locks", "release", "visits", "etl-1"]
+        assert cli.main(release) == 1, "the job may be running, as far as anybody knows"
+        assert "or, if it is gone, say --force" in capsys.readouterr().err
+        assert cli.main([*release, "--force"]) == 0
+        assert f"2 keys were undone; its last committed batch is {batch}" in capsys.readouterr().out
+    with tb.connect(setting.address) as cluster:
+        assert cluster.table("visits").lookup({"customer_id": 7})["orders"].to_pylist() == [2]
 
 
 def test_every_example_is_run_by_a_test() -> None:
