@@ -106,7 +106,11 @@ def _location(cluster: Cluster) -> str | None:
 
 def _check_servers(cluster: Cluster) -> list[Finding]:
     tables = len(cluster.list_tables())
-    servers = cluster.status()
+    try:
+        servers = cluster.status()
+    except TallybookError as exc:  # Which is all of them, and of what they were asked with.
+        advice = "see that --token-file and --tls-root are those of the servers"
+        return [wrong("servers", str(exc), advice)]
     found = f"{counted(len(servers), 'server')}, {counted(tables, 'table')}"
     if not servers:
         return [wrong("cluster", found, "no server runs: start one with `tallybook serve`")]

@@ -26,6 +26,7 @@ from foundation.suggestions import did_you_mean
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.ddl import read_columns
 from merge_engine.schema.schema import Schema
+from server.protocol.definitions import RETENTION
 
 _OF_TABLE = (
     "name",
@@ -43,6 +44,8 @@ _KEY = re.compile(r"PRIMARY\s+KEY\s*\((.*)\)(\s+NOT\s+ENFORCED)?", re.I | re.S)
 _CLAUSE = re.compile(r"\s*(PARTITIONED\s+BY|WITH|OPTIONS|TBLPROPERTIES)\s*", re.I)
 _OPTION = re.compile(r"\s*'((?:[^']|'')*)'\s*=\s*'((?:[^']|'')*)'\s*")
 _FIELDS = "fields."
+# Options may be anything, for others to read; but not what is meant for one of these.
+_KNOWN_OPTIONS = ("buckets", "column_locks", RETENTION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +162,19 @@ def _described(
         raise InvalidInput(f"buckets is a number, not {buckets!r}")
     if column_locks is not None and str(column_locks).lower() not in ("true", "false"):
         raise InvalidInput(f"column_locks is true or false, not {column_locks!r}")
+    others = {k: v for k, v in options.items() if not k.casefold().startswith(_FIELDS)}
+    for option in others:
+        ours = option == RETENTION or "." in option
+        hint = "" if ours else did_you_mean(option, _KNOWN_OPTIONS)
+        if hint:
+            raise InvalidInput(f"no table has the option {option!r}{hint}")
     return DescribedTable(
         schema=builder.build(),
         name=name,
         buckets=None if buckets is None else int(buckets),
         column_locks=None if column_locks is None else str(column_locks).lower() == "true",
         if_not_exists=if_not_exists,
-        options={k: v for k, v in options.items() if not k.casefold().startswith(_FIELDS)},
+        options=others,
     )
 
 

@@ -69,6 +69,8 @@ def export(
     kind = format or format_of(file)
     if file.exists() and not overwrite:
         raise InvalidInput(f"{file} is there already: say --overwrite, or give another name")
+    if not file.parent.is_dir():
+        raise InvalidInput(f"there is no directory {file.parent}: make it, or give another name")
     with connected(reach) as cluster:
         scan = cluster.table(table).scan(names_of(columns), isolation=isolation)
         with progress(f"exporting {table}", None) as advance:

@@ -23,9 +23,11 @@ def read_values(columns: Sequence[Column], texts: Iterable[str], table: str) -> 
             raise InvalidInput(f"{text!r}: write NAME=VALUE, for {', '.join(known)}")
         if name not in known:
             raise InvalidInput(
-                f"{name!r} is none of {', '.join(known)} of table {table}"
+                f"give a value for {', '.join(known)} of table {table}, not for {name!r}"
                 + did_you_mean(name, known)
             )
+        if name in found:
+            raise InvalidInput(f"{name} has a value already, and {text!r} is one too many")
         found[name] = read_value(known[name], value)
     missing = [name for name in known if name not in found]
     if missing:

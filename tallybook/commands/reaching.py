@@ -96,11 +96,18 @@ def told(what: str) -> Iterator[None]:
     except (TallybookError, OSError) as exc:
         if isinstance(exc, BrokenPipeError):
             raise
-        complain(f"{what}: {exc}")
+        complain(f"{what}: {_reason(exc)}")
         raise typer.Exit(1) from exc
     except KeyboardInterrupt:
         complain(f"{what}: interrupted")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _reason(exc: Exception) -> str:
+    """Return what went wrong, of a file without its number, which tells nobody anything."""
+    if isinstance(exc, OSError) and exc.strerror and exc.filename is not None:
+        return f"{exc.filename}: {exc.strerror}"
+    return str(exc)
 
 
 @contextmanager

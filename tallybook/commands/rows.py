@@ -93,13 +93,17 @@ def log(
     """Print the changelog of a table: its committed changes, bucket by bucket, in their order.
 
     The last line, on standard error, is the cut up to which it goes, for --since of the next call.
+    With --limit, only if no change was left out: who went on from there would never see it.
     """
     with connected(reach) as cluster:
         found = cluster.table(table)
         changes = found.changes(since)
         rows = _rows(changes)
         _print(rows if limit is None else islice(rows, limit), changes.schema.names, json=json)
-        typer.echo(f"cut: {changes.until}", err=True)
+        if next(rows, None) is None:
+            typer.echo(f"cut: {changes.until}", err=True)
+        else:
+            typer.echo("there are more changes; without --limit, their cut is told, too", err=True)
 
 
 def names_of(columns: str | None) -> list[str] | None:

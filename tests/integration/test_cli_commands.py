@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from pyarrow import csv, ipc, parquet
 
-from foundation.errors import TallybookError
+from foundation.errors import AccessDenied, TallybookError
 from recovery.writer.rows import Rows
 from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
@@ -168,7 +168,11 @@ def test_a_row_is_looked_up_by_the_values_of_its_key(run: Run, events: RemoteTab
     for words, why in (
         (("customer_id=7",), "needs a value for day, too"),
         (("customer_id=x", "day=2026-11-17"), "customer_id is a BIGINT, not 'x'"),
-        (("customer=7", "day=2026-11-17"), "did you mean 'customer_id'?"),
+        (("customer=7", "day=2026-11-17"), "not for 'customer'; did you mean 'customer_id'?"),
+        (
+            ("customer_id=7", "day=2026-11-17", "customer_id=8"),
+            "customer_id has a value already, and 'customer_id=8' is one too many",
+        ),
     ):
         refused = run("lookup", events.name, *words)
         assert (refused.code, refused.out) == (1, "")
@@ -190,6 +194,11 @@ def test_the_changelog_goes_on_from_a_cut(run: Run, events: RemoteTable) -> None
     cut = first.err.removeprefix("cut: ").strip()
     key = {"customer_id": [7], "day": [date(2026, 11, 18)]}
     events.put({**key, "orders": [5], "seen": [None]})
+    some = run("log", events.name, "--limit", "2", "--json")
+    assert len(some.out.splitlines()) == 2
+    assert "there are more changes" in some.err
+    assert "cut: " not in some.err, "it is that of changes which nobody has seen"
+    assert "cut: " in run("log", events.name, "--limit", "9", "--json").err
     changes = [
         json.loads(line)
         for line in run("log", events.name, "--since", cut, "--json").out.splitlines()
@@ -223,6 +232,11 @@ def test_an_export_has_all_rows_in_each_format(
     assert "say --overwrite" in run("export", events.name, str(paths[0])).err
     assert run("export", events.name, str(paths[0]), "--overwrite").code == 0
     assert "say --format" in run("export", events.name, str(tmp_path / "events")).err
+    nowhere = tmp_path / "nowhere"
+    refused = run("export", events.name, str(nowhere / "events.csv"))
+    assert f"there is no directory {nowhere}: make it, or give another name" in refused.err
+    missing = run("create", str(nowhere))
+    assert missing.err == f"tallybook create: {nowhere}: No such file or directory\n"
 
 
 def test_partitions_are_listed_and_dropped_one_or_all_that_are_older(
@@ -374,6 +388,21 @@ def test_the_doctor_says_what_to_do_about_what_is_wrong(run: Run, local: LocalCl
     chroot = run("doctor", "--zookeeper", f"{local.address}/nowhere", "--deadline", "1")
     assert chroot.code == 1
     assert "no cluster below /nowhere" in chroot.out
+
+
+def test_the_doctor_goes_on_where_servers_refuse_what_they_are_asked_with(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Cluster) -> None:
+        raise AccessDenied("this server wants a token, and got no token")
+
+    monkeypatch.setattr(Cluster, "status", refuse)
+    found = run("doctor", "--json")
+    assert found.code == 1
+    [servers] = [one for one in found.json if one["what"] == "servers"]
+    assert servers["found"] == "this server wants a token, and got no token"
+    assert "--token-file" in servers["advice"]
+    assert "log store" in {one["what"] for one in found.json}
 
 
 def test_a_damaged_segment_and_a_damaged_snapshot_are_found(

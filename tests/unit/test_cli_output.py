@@ -152,6 +152,7 @@ CREATE TABLE `t` (
 
 def test_a_statement_describes_a_table() -> None:
     found = from_ddl(DDL)
+    assert from_ddl(f"{DDL.rstrip()[:-1]}, 'team' = 'a')").options == {"team": "a"}
     assert (found.name, found.buckets, found.column_locks) == ("t", 8, None)
     assert found.schema.names == ("k", "a, b", "n")
     assert [column.name for column in found.schema.key_columns] == ["k"]
@@ -169,6 +170,8 @@ def test_a_statement_describes_a_table() -> None:
         ("CREATE TABLE t (k BIGINT, PRIMARY KEY (k)) SORTED", "PARTITIONED BY or WITH may follow"),
         ("CREATE TABLE t (k BIGINT, PRIMARY KEY (k)) WITH (a = b)", "write 'name' = 'value'"),
         ("CREATE TABLE t (k BIGNT, PRIMARY KEY (k))", "unknown type 'BIGNT'"),
+        (f"{DDL.rstrip()[:-1]}, 'bucketz' = '8')", "no table has the option 'bucketz'; did you"),
+        (f"{DDL.rstrip()[:-1]}, 'Retention' = '8')", "did you mean 'retention'"),
     ],
 )
 def test_a_statement_that_is_wrong_is_refused(text: str, why: str) -> None:
