@@ -13,7 +13,7 @@ from typing import Any
 
 from foundation.errors import InvalidInput, RewoundBatch
 from locks.column_locks.acquisition import NAMED_WRITE
-from server.client.cluster import Cluster, Recipe
+from server.client.cluster import PATIENCE_S, Cluster, Recipe
 from server.client.remote_table import RemoteTable
 from sink.aggregate_sink import AggregateSink
 from sink.session import Identity
@@ -71,7 +71,7 @@ def write(
     _check(frame, name, settings)
     recipe, table_name = _where(table, address, connection)
     owner = NAMED_WRITE + name
-    with recipe.connect() as cluster:
+    with recipe.connect(patience_s=PATIENCE_S) as cluster:
         if _is_done(cluster, table_name, owner, batch):
             return WriteResult(name=name, batch=batch, skipped=True)
         written = _columns(cluster.table(table_name), frame, columns, settings.get("renamed") or {})

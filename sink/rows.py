@@ -92,7 +92,7 @@ class InputColumns:
         for name, of_input in names.items():
             if of_input not in columns:
                 what = f"'{of_input}'" + (f" (for '{name}')" if of_input != name else "")
-                hint = did_you_mean(of_input, list(columns))
+                hint = did_you_mean(of_input, list(columns)) or f"; it has {', '.join(columns)}"
                 raise MissingColumn(f"the input has no column {what}{hint}")
         extra = [name for name in columns if name not in names.values()]
         if extra and not self.ignore_extra:

@@ -10,7 +10,7 @@ from recovery.writer.access import Grant
 from recovery.writer.parts import PartSizes
 from recovery.writer.redo import RedoLog
 from recovery.writer.table_writer import TableWriter, WriterState
-from server.client.cluster import Cluster, Recipe
+from server.client.cluster import PATIENCE_S, Cluster, Recipe
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
 from sink.columns import DefinitionWatch, UsedColumns
@@ -48,8 +48,11 @@ class Target:
         )
 
     def check(self) -> InputColumns:
-        """Look whether the cluster can be reached and the table has the columns; write nothing."""
-        with self.recipe.connect() as cluster:
+        """Look whether the cluster can be reached and the table has the columns; write nothing.
+
+        A wrong address is told as soon as `tb.connect` tells it: somebody waits for that.
+        """
+        with self.recipe.connect(patience_s=PATIENCE_S) as cluster:
             return self.input(cluster.table(self.table))
 
 

@@ -10,10 +10,17 @@ from typing import Any
 import pytest
 
 import tallybook as tb
-from foundation.errors import InvalidInput, LockHeld, RewoundBatch, TallybookError, UnknownColumn
+from foundation.errors import (
+    InvalidInput,
+    LockHeld,
+    RewoundBatch,
+    TallybookError,
+    Unavailable,
+    UnknownColumn,
+)
 from foundation.failpoints import arm
 from server.launch.local_cluster import LocalCluster
-from sink import runs
+from sink import named_write, runs, session
 from tests.conftest import SUMS
 from tests.support.sinks import (
     KEYS,
@@ -228,6 +235,19 @@ def test_the_next_run_is_not_closed_by_late_news_of_the_last(
 # --- Errors -----------------------------------------------------------------------------------
 
 
+def test_a_wrong_address_is_told_as_soon_as_by_connect(
+    sinks: Sinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (session, named_write):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.2)
+    told = "no ZooKeeper at 127.0.0.1:1 within 0.2 s"
+    with pytest.raises(Unavailable, match=told):
+        tb.AggregateSink("127.0.0.1:1", "t", columns=["a"])
+    frame = sinks.spark.createDataFrame([(1, 2)], "k BIGINT, a BIGINT")
+    with pytest.raises(Unavailable, match=told):
+        tb.write(frame, "t", name="load", address="127.0.0.1:1")
+
+
 def test_what_is_wrong_with_table_or_columns_is_found_when_the_sink_is_made(sinks: Sinks) -> None:
     table = sinks.table(SUMS)
     address = sinks.local.address
@@ -244,7 +264,7 @@ def test_the_message_of_a_failed_batch_is_first_and_last(
     write_file(tmp_path / "in", 0, ones())
     sink = sinks.sink(table, ["a", "b"], renamed={"a": "x"})
     failure = sinks.run(sinks.source(tmp_path / "in"), sink, tmp_path / "chk").failure
-    said = "MissingColumn: the input has no column 'x' (for 'a')"
+    said = "MissingColumn: the input has no column 'x' (for 'a'); it has k, a, b"
     first, *others = failure.split("\n")
     assert first.endswith(said)
     assert sum(said in line for line in others) == 1
@@ -306,8 +326,8 @@ def test_a_program_that_ends_by_a_failed_batch_says_so_in_its_last_line(
     write_file(tmp_path / "in", 0, ones())
     done = run_job(sinks, tmp_path, table, "fails")
     last = done.stderr.strip().rpartition("\n")[2]
-    said = f"batch 0 of table {table.name} failed: the input has no column 'x' (for 'a')"
-    assert last == f"tallybook: {said}"
+    said = "the input has no column 'x' (for 'a'); it has k, a, b"
+    assert last == f"tallybook: batch 0 of table {table.name} failed: {said}"
     assert done.returncode == 1
 
 
