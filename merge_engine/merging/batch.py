@@ -279,8 +279,13 @@ def _read_values(data: pa.RecordBatch | pa.Table, column: Column) -> pa.Array:
     function = value_function(column)
     values = data.column(column.name)
     if function.input_type is not None:
+        same = function.input_type.equals(column.type)
         return conform(
-            values, function.input_type, column=column.name, allow_rounding=function.rounds_input
+            values,
+            function.input_type,
+            column=column.name,
+            allow_rounding=function.rounds_input,
+            takes="is" if same else f"is {function.name} and takes",
         )
     values = in_table_type(values)
     refusal = function.check_input(values.type)

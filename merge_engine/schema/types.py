@@ -157,6 +157,7 @@ def conform(
     *,
     column: str,
     allow_rounding: bool = False,
+    takes: str = "is",
 ) -> pa.Array:
     """Return the values as one array of the declared type, without losing anything.
 
@@ -166,21 +167,22 @@ def conform(
 
     With `allow_rounding`, any number may become a DOUBLE as well: an average rounds anyway.
 
-    WrongType if it cannot be, naming the column and both types.
+    WrongType if it cannot be, naming the column and both types. `takes`: the word between the
+    column and its type, where that is what a batch has for it and not what it reads as.
     """
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     try:
         return _as_one([_convert(chunk, target, allow_rounding) for chunk in chunks], target)
     except _NoLosslessCast as error:
         raise WrongType(
-            f"column '{column}' is {type_name(target)}, but the batch has"
+            f"column '{column}' {takes} {type_name(target)}, but the batch has"
             f" {_batch_type_name(values.type)}; cast it first"
         ) from error
     except pa.ArrowInvalid as error:
         # The types allow the cast and a value does not: digits below a microsecond, a time stamp
         # out of range, or more than 2 GB of text.
         raise WrongType(
-            f"column '{column}' is {type_name(target)}, but the batch has"
+            f"column '{column}' {takes} {type_name(target)}, but the batch has"
             f" {_batch_type_name(values.type)} with values that do not fit ({error});"
             " truncate or filter them first"
         ) from error

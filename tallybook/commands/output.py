@@ -82,7 +82,12 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         complain(f"{question} There is no terminal to ask: say --yes if it is meant")
         raise typer.Exit(2)
-    if not typer.confirm(question, err=True):
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:  # Ctrl-C, or the terminal is gone.
+        print(file=sys.stderr)
+        raise KeyboardInterrupt from None
+    if not agreed:
         complain("nothing was changed")
         raise typer.Exit(1)
 

@@ -136,7 +136,13 @@ def print_rows(rows: Iterator[dict[str, Any]], names: Sequence[str]) -> None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as people read it; null is a dash."""
+    """Return a value as people read it, on one line; null is a dash.
+
+    What is not to be printed is written as in Python: a line's end, what would move the cursor.
+    """
     if value is None:
         return "-"
-    return value.hex() if isinstance(value, bytes) else str(value)
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -10,6 +10,8 @@ import typer
 from foundation.errors import InvalidInput, SchemaError
 from tallybook.commands.definition_files import from_ddl, from_json
 from tallybook.commands.output import aligned, confirm, counted, print_table, size, span
+from tallybook.commands.reaching import told
+from tallybook.commands.rows import shown
 from tallybook.commands.status import problems_of, status_rows
 
 
@@ -54,6 +56,25 @@ def test_without_a_terminal_nobody_is_asked(
         confirm("Drop it?", yes=False)
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == "nothing was changed\n"
+
+    def interrupt(*_: object, **__: object) -> bool:
+        raise typer.Abort
+
+    monkeypatch.setattr(typer, "confirm", interrupt)
+    with pytest.raises(typer.Exit) as ended, told("tallybook drop"):
+        confirm("Drop it?", yes=False)
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == "\ntallybook drop: interrupted\n"
+
+
+def test_a_value_is_on_one_line_and_moves_no_cursor() -> None:
+    assert shown("a\nb\x1b[2J \u00e4") == "a\\nb\\x1b[2J \u00e4"
+    assert [shown(one) for one in (None, b"\x00q", 1.5, ["x\n"])] == [
+        "-",
+        "0071",
+        "1.5",
+        "['x\\n']",
+    ]
 
 
 def table(**fields: Any) -> dict[str, Any]:

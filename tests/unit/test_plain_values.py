@@ -103,6 +103,15 @@ def test_what_is_no_map_is_told_so(table: Table, value: Any) -> None:
         table.put({"k": [1], "places": [value]})
 
 
+def test_a_column_that_takes_other_values_than_it_reads_as_says_so(tmp_path: Path) -> None:
+    builder = SchemaBuilder().column("k", "INT").agg_column("all", "ARRAY<INT>", "array_agg")
+    with Table.create(tmp_path / "gathered", builder.primary_key("k").build()) as table:
+        table.put({"k": [1, 1], "all": [5, 6]})
+        assert read(table)["all"] == [5, 6]
+        with pytest.raises(WrongType, match=r"'all' is array_agg and takes INT, but the batch has"):
+            table.put({"k": [1], "all": [[5, 6]]})
+
+
 def test_types_that_somebody_chose_are_not_narrowed(table: Table) -> None:
     for values in (np.array([1]), pa.array([1]), pa.chunked_array([[1]])):
         with pytest.raises(WrongType, match=r"'narrow' is INT, .* BIGINT; cast it first"):
