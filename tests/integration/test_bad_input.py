@@ -124,8 +124,14 @@ BAD: dict[str, Case] = {
         WrongType,
         "column 'points' is TINYINT, but the batch has STRING; cast it first",
     ),
-    "narrowing, whatever the values": (
-        ONE | {"points": [1]},
+    "narrowing of a type that somebody chose, whatever the values": (
+        ONE | {"points": pa.array([1])},
+        {},
+        WrongType,
+        "column 'points' is TINYINT, but the batch has BIGINT; cast it first",
+    ),
+    "a number of Python that does not fit": (
+        ONE | {"points": [128]},
         {},
         WrongType,
         "column 'points' is TINYINT, but the batch has BIGINT; cast it first",
