@@ -29,7 +29,7 @@ _CUTS = 5
 _FENCED = 3
 # So many at once are enough to see how many commits there can be.
 _AT_ONCE = 16
-_TOGETHER = 20
+_TOGETHER = (20, 100, 500)
 
 
 class Commits:
@@ -58,7 +58,9 @@ class Commits:
         yield from self._cuts(table, "nobody commits")
         yield from self._commit(len(acquired), seconds, every_s=1.0)
         yield from self._commit(min(_AT_ONCE, len(acquired)), seconds, every_s=0.0)
-        yield from self._acquire_again(_TOGETHER)
+        for together in _TOGETHER:
+            if together <= len(acquired):
+                yield from self._acquire_again(together)
 
     def _all(self, process: OwnerProcess, table: CatalogTable) -> list[float]:
         process.send(Acquire(table=table))

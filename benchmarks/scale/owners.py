@@ -142,7 +142,7 @@ class _Owners:
             coordinator, lock = self._coordinators[number], self._locks[number]
             while True:
                 try:
-                    coordinator.locks.acquire(
+                    self._locks[number] = coordinator.locks.acquire(
                         self._table, lock.owner, lock.columns, only_epoch=lock.epoch
                     )
                 except Unavailable:  # Others were faster, for half a minute.

@@ -27,6 +27,7 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
+_OF_THE_JVM = ("spark.driver.memory", "spark.driver.extraJavaOptions")
 
 
 def needs_java() -> None:
@@ -43,6 +44,7 @@ def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
     one session per process at a time: a fixture that uses this has the scope of its module.
     """
     needs_java()
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="tallybook-spark-") as directory:
@@ -71,6 +73,9 @@ def quiet_spark(master: str = "local[1]", **conf: Any) -> Iterator[Any]:
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:
+            # What a JVM is started with is a setting of all its sessions, of other modules, too.
+            of_the_jvm = [(name, settings[name]) for name in _OF_THE_JVM]
+            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(of_the_jvm))
             builder = SparkSession.builder.master(master).appName("tallybook-tests")
             session = builder.config(map=settings).getOrCreate()
             session.sparkContext.setLogLevel("ERROR")
