@@ -174,9 +174,10 @@ class VariableColumn:
         """Put values at the end; return their entries."""
         count, size = len(values), int(self._bounds[self._count])
         added = ragged.data(values)
-        if size + len(added) > len(self._bytes):
-            room = self._room(len(added))  # And a little more: what is in use mostly grows.
-            self._bytes = grown(self._bytes, max(room + room // 4, size + len(added)))
+        needed = size + len(added)
+        if needed > len(self._bytes):  # Twice that; less, if it will be tidied up before.
+            enough = min(2 * needed, self._room(len(added)))
+            self._bytes = grown(self._bytes, max(enough, needed))
         if self._count + count >= len(self._bounds):
             self._bounds = grown(self._bounds, 2 * (self._count + count) + 1)
         self._bytes[size : size + len(added)] = added
