@@ -7,7 +7,7 @@ parts: what waits in memory has an end, whatever the size of the batch.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
@@ -128,12 +128,13 @@ class EmbeddedAccess:
         schema = rows.schema or self.schema
         if not schema.partition_by:
             return []
-        needed = {
-            target.partition_key
-            for piece in rows.pieces(schema)
-            for target in route(schema, read_keys(piece, schema), 1)
-        }
         known, create = self._place.partitions(), self._place.create_partition
+        needed: set[bytes] = set()
+        for piece in rows.pieces(schema):
+            targets = route(schema, read_keys(piece, schema), 1)
+            needed.update(target.partition_key for target in targets)
+            if not needed <= known.keys():  # What is refused leaves no partition.
+                replace(rows, data=piece).check(schema)
         return [
             key
             for partition_key in sorted(needed)

@@ -1,5 +1,6 @@
 """Rows of a batch, and how they are to be read."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,12 +8,15 @@ import pyarrow as pa
 
 from foundation.arguments import names_of, text_of
 from foundation.errors import InvalidInput
+from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.segment import AggMode
 from merge_engine.embedded.derived_calls import Data, as_arrow, is_stream, read_stream
+from merge_engine.merging.batch import read_batch
 from merge_engine.schema.schema import Schema
 
 Pieces = Callable[[], Iterator[pa.Table]]
 """Gives the rows of a batch piece by piece, each time the same, for what memory does not hold."""
+_OF_ANY_SIZE = BucketOptions(put_max_rows=sys.maxsize, put_max_bytes=sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,18 @@ class Rows:
         elif not (isinstance(self.data, Sequence) and not self.data):
             arrow = as_arrow(self.data, schema)
             yield pa.Table.from_batches([arrow]) if isinstance(arrow, pa.RecordBatch) else arrow
+
+    def check(self, schema: Schema) -> None:
+        """Raise what a bucket would raise of these rows, whatever it has and however many."""
+        for piece in self.pieces(schema):
+            read_batch(
+                piece,
+                schema,
+                _OF_ANY_SIZE,
+                columns=self.columns,
+                mode=self.mode,
+                operation_column=self.operation_column,
+            )
 
 
 def _pieces_of(give: Pieces) -> Iterator[pa.Table]:

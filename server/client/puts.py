@@ -103,6 +103,8 @@ def _route(
         caller.read_partitions()
     [arrow] = pieces
     routes = route(schema, read_keys(arrow, schema), caller.table.buckets)
+    if schema.partition_by and any(caller.find(target) is None for target in routes):
+        rows.check(schema)  # What is refused leaves no partition.
     whole = len(routes) == 1
     batches = {find(target): to_messages(arrow, target, whole=whole) for target in routes}
     return _Routed(arrow.schema, batches)

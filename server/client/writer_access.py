@@ -14,7 +14,7 @@ from locks.catalog.definitions import CatalogTable
 from locks.coordinator import Coordinator
 from merge_engine.bucket.results import BucketResult, UndoResult
 from merge_engine.merging.batch import read_keys
-from merge_engine.merging.routing import route
+from merge_engine.merging.routing import Route, route
 from merge_engine.schema.schema import Schema
 from recovery.leader.fenced_writers import Writer
 from recovery.writer.access import Answers, DebtUndo, GrantedRows, Terms, Tried
@@ -89,10 +89,13 @@ class RemoteAccess:
         schema = rows.schema or self.schema
         if not schema.partition_by:
             return []
-        found: dict[int, None] = {}
+        needed: dict[bytes, Route] = {}
         for piece in rows.pieces(schema):
-            for target in route(schema, read_keys(piece, schema), 1):
-                found[self._caller.find_or_create(target).partition] = None
+            targets = route(schema, read_keys(piece, schema), 1)
+            if any(self._caller.find(target) is None for target in targets):
+                replace(rows, data=piece).check(schema)  # What is refused leaves no partition.
+            needed |= {target.partition_key: target for target in targets}
+        found = [self._caller.find_or_create(target).partition for target in needed.values()]
         buckets = self._caller.table.buckets
         return [BucketId(partition, number) for partition in found for number in range(buckets)]
 

@@ -20,6 +20,7 @@ from foundation.errors import (
     OffsetOutOfRange,
     Overflow,
     UnknownColumn,
+    WrongType,
 )
 from foundation.failpoints import arm
 from tests.support.day_tables import DATED, DAYS
@@ -475,6 +476,19 @@ def test_partitions_are_created_listed_and_dropped(create: Create) -> None:
         table.drop_partition(day="we")
     with pytest.raises(InvalidInput, match="a value for each partition column"):
         table.create_partition(hour=3)
+
+
+def test_what_is_refused_leaves_no_partition(create: Create) -> None:
+    table, locked = create(DAYS), create(DAYS, locked=True)
+    wrong = {"day": ["mo", "tu"], "k": [1, 2], "a": ["text", "text"]}
+    with pytest.raises(WrongType, match="column 'a' is BIGINT"):
+        table.put(wrong)
+    with (
+        locked.writer(owner_id="etl", columns=["a"]) as writer,
+        pytest.raises(WrongType, match="column 'a' is BIGINT"),
+    ):
+        writer.write(0, tb.Rows(data=wrong))
+    assert table.partitions().num_rows == locked.partitions().num_rows == 0
 
 
 def test_partitions_older_than_a_date_or_an_age_are_dropped(create: Create) -> None:
