@@ -11,7 +11,7 @@ from locks.store.base import Conflict, CoordinationStore
 
 Result = TypeVar("Result")
 # What some dozens of attempts take that are under way at once, and what hundreds take.
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.5
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 4.0
 _dice = random.Random()
 
 
