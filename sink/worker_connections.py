@@ -14,13 +14,16 @@ _clusters: dict[bytes, Cluster] = {}
 _epochs: dict[tuple[bytes, str], int] = {}
 
 
-def connected(recipe: Recipe) -> Cluster:
-    """Return this process's connection to a cluster, with these very settings."""
+def connected(recipe: Recipe, patience_s: float | None = None) -> Cluster:
+    """Return this process's connection to a cluster, with these very settings.
+
+    `patience_s`: how long to look for a ZooKeeper where there is none, if it is to be made.
+    """
     key = _key(recipe)
     with _lock:
         found = _clusters.get(key)
         if found is None:
-            found = _clusters[key] = recipe.connect()
+            found = _clusters[key] = recipe.connect(patience_s=patience_s)
         return found
 
 

@@ -19,7 +19,10 @@ class BatchWork(Protocol):
 
     @property
     def partitions(self) -> Rows | None:
-        """Rows that name all partitions that the batch needs; None if it needs none anew."""
+        """Rows that name all partitions that the batch needs, perhaps by their keys only.
+
+        None if it needs none anew.
+        """
 
     def before(self, grant: Grant) -> None:
         """Do what comes before anything is promised or put: an error leaves nothing of it."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from foundation.errors import InvalidInput
+from server.client.cluster import PATIENCE_S
 from server.client.remote_table import RemoteTable
 from sink.source.lake_read import ReadCopy, plan_version, version_schema
 from sink.source.options import ReaderOptions, VersionOptions
@@ -53,7 +54,8 @@ class TallybookSource(DataSource):  # type: ignore[misc]
         """Return the columns of the table, or of its changes."""
         if self._version is not None:
             return to_spark(version_fields(self._version))
-        return to_spark(self._fields(self._table()))
+        # The first that Spark asks, for somebody who waits: a wrong address is told soon.
+        return to_spark(self._fields(self._table(PATIENCE_S)))
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return what plans a batch, and reads it."""
@@ -85,8 +87,8 @@ class TallybookSource(DataSource):  # type: ignore[misc]
         """Say how tables are written: not by a data source."""
         raise InvalidInput(_HOW_TO_WRITE)
 
-    def _table(self) -> RemoteTable:
-        return connected(self._given.recipe).table(self._given.table)
+    def _table(self, patience_s: float | None = None) -> RemoteTable:
+        return connected(self._given.recipe, patience_s).table(self._given.table)
 
     def _fields(self, table: RemoteTable) -> pa.Schema:
         given = self._given

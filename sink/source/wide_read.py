@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from foundation.errors import InvalidInput
-from server.client.cluster import Cluster
+from server.client.cluster import PATIENCE_S, Cluster
 from sink.source.options import ReaderOptions
 from sink.source.planning import RowsPlan, plan_rows
 from sink.source.schemas import caster, row_fields, to_spark
@@ -39,7 +39,7 @@ def read_columns(
         raise InvalidInput("`start` is for streams: leave it, or use spark.readStream")
     recipe = given.recipe if cluster is None else cluster.recipe
     connection: AbstractContextManager[Cluster]
-    connection = recipe.connect() if cluster is None else nullcontext(cluster)
+    connection = recipe.connect(patience_s=PATIENCE_S) if cluster is None else nullcontext(cluster)
     with connection as there:
         table = there.table(given.table)
         fields = row_fields(table.schema, given.columns if columns is None else columns)
