@@ -36,7 +36,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[FakeCluster]:
     """Connect to fakes, and return those that were connected to."""
     made: list[FakeCluster] = []
 
-    def connect(_: Recipe) -> FakeCluster:
+    def connect(_: Recipe, patience_s: float | None = None) -> FakeCluster:
         made.append(FakeCluster())
         return made[-1]
 
