@@ -134,16 +134,19 @@ class ColumnLocks:
                 handover=handover,
                 query_name=query_name,
             )
-            try:
-                self._store.transact(_acquiring(table.table_id, owner, held, plan))
-            except RecordTooLarge as exc:
-                raise RecordTooLarge(
-                    f"`{owner}` would have {len(plan.record.debts)} debts to pay, and {exc}; "
-                    "acquire fewer columns at a time, or release the expired owners one by one"
-                ) from exc
+            self._carry_out(plan, table, owner, held)
             return lock(plan.record, 0 if own is None else own.version + 1)
 
         return retried(self._store, self._deadline_s, attempt)
+
+    def _carry_out(self, plan: Acquisition, table: CatalogTable, owner: str, held: LockSet) -> None:
+        try:
+            self._store.transact(_acquiring(table.table_id, owner, held, plan))
+        except RecordTooLarge as exc:
+            raise RecordTooLarge(
+                f"`{owner}` would have {len(plan.record.debts)} debts to pay, and {exc}; "
+                "acquire fewer columns at a time, or release the expired owners one by one"
+            ) from exc
 
     def forget(self, table: CatalogTable, owner: str) -> None:
         """Blank the record of an owner that holds no lock, and with it its batch number.
@@ -202,7 +205,7 @@ class ColumnLocks:
         What a held record pins, no other one does, and no other one has a debt of its owner: who
         takes either takes the lock over, and writes this record. So the condition on its version is
         one on all rivals. Where a leader is gone all owners of a table start over at once, and had
-        each to read the records of all, again and again, a hundred of them would take minutes.
+        each to read the records of all, again and again, a hundred of them took over a minute.
         """
         if only_epoch is not None:
             alone = read_lock(self._store, table, owner)
