@@ -109,21 +109,31 @@ class LargePut:
             chunk=0,
         )
         self._uploads: dict[str, _Upload] = {}
+        # All parts of a bucket go where its first one went: other threads use the same directory,
+        # and may learn meanwhile that the bucket has moved. The former leader refuses the put, and
+        # the writer starts over.
+        self._upload_of: dict[BucketId, _Upload] = {}
         self._taken_over: list[_Upload] = []
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="tallybook-upload")
 
     def add(self, parts: Iterable[Part]) -> None:
         """Send parts, or keep them until a chunk is full."""
         for part in parts:
-            lead = LeadKey(self._table.table_id, part.key)
-            address = self._calls.directory.address_of(lead, self._table.buckets)
-            upload = self._uploads.setdefault(address, _Upload(address))
+            upload = self._upload_to(part.key)
             upload.waiting.append((PutChunk.place(part.key, part.number), part.rows))
             upload.waiting_bytes += part.rows.nbytes
             upload.parts[part.key] = part.number + 1
             upload.rows += part.rows.num_rows
             if upload.waiting_bytes >= self._chunk_bytes:
                 self._send(upload)
+
+    def _upload_to(self, key: BucketId) -> _Upload:
+        """Return the upload that has the parts of a bucket."""
+        if key not in self._upload_of:
+            lead = LeadKey(self._table.table_id, key)
+            address = self._calls.directory.address_of(lead, self._table.buckets)
+            self._upload_of[key] = self._uploads.setdefault(address, _Upload(address))
+        return self._upload_of[key]
 
     def put(self) -> Answers[BucketResult]:
         """Write all parts."""

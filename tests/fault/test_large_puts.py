@@ -235,6 +235,39 @@ def _spooled(client: Cluster) -> int:
     return sum(int(status["metrics"]["tallybook_spooled_puts"]) for status in client.status())
 
 
+@pytest.mark.parametrize("recovery", ["undo", "redo"])
+def test_buckets_that_move_while_a_batch_is_uploaded_have_it_begun_anew(
+    tmp_path: Path, recovery: str
+) -> None:
+    """Another thread of the same client looks up, and so learns who the new leader is."""
+    asked = 0
+    with local_cluster(tmp_path / "cluster", options=LIMITS) as cluster:
+        cluster.servers[1].stop()
+        with client_of(cluster, attempt_s=10.0) as client:
+            table = client.create_table("moved", SCHEMA, buckets=4)
+
+            def both_lead() -> bool:
+                table.lookup({"k": list(range(100))})
+                return len(set(leaders(client, table).values())) == 2
+
+            def moving() -> Iterator[pa.Table]:
+                nonlocal asked
+                asked += 1
+                for number, piece in enumerate(pieces(0)):
+                    yield piece
+                    if (asked, number) == (1, 3):
+                        cluster.servers[1].start()
+                        cluster.wait_until_joined()
+                        wait_until(both_lead, "both lead", DEADLINE_S)
+                        table.lookup({"k": list(range(100))})
+
+            redo = RedoLog.open(str(tmp_path / "redo")) if recovery == "redo" else None
+            with writer_of(table, redo=redo) as writer:
+                assert writer.write(0, Rows(data=moving, columns=COLUMNS))
+                assert (asked, writer.progress.starts) == (2, 2)
+            check(table, 1)
+
+
 def test_of_two_tasks_with_one_token_the_second_goes_on_with_the_first(
     table: RemoteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
