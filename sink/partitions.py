@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from foundation.errors import InvalidInput
+from merge_engine.encoding.soundness import readable_rows
 from merge_engine.merging.routing import partition_rows
 from merge_engine.schema.schema import Schema
 from recovery.writer.rows import Rows
@@ -44,7 +45,7 @@ def partitions_named(keys: Iterable[bytes], schema: Schema) -> Rows:
 def never_settles(batch: int, reads: int, keys: Iterable[bytes], schema: Schema) -> InvalidInput:
     """Return the error of a batch that has other partitions whenever it is read."""
     names = ", ".join(f"'{column.name}'" for column in schema.partition_columns)
-    sample = partition_rows(schema, keys).slice(0, 1).to_pylist()
+    sample = readable_rows(partition_rows(schema, keys).slice(0, 1))
     return InvalidInput(
         f"the partition column {names} had new values in each of {reads} reads of batch {batch}, "
         f"the last time {sample}: this source does not give the same rows twice. Take rand(), "

@@ -7,7 +7,7 @@ Arrow's; where it is not, the rows are looked for here.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -86,6 +86,43 @@ def show(values: Values, row: int) -> object:
         return " ".join(value.to_string().split())
     except InvalidInput as error:
         return f"<{error}>"
+
+
+def readable_rows(data: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dicts, as `to_pylist` does, also those with dates that Python does not have.
+
+    Dates and time stamps beyond Python's years come as Arrow writes them: `12024-01-01`.
+    """
+    try:
+        rows: list[dict[str, Any]] = data.to_pylist()
+    except (OverflowError, ValueError):
+        columns = [readable_values(column) for column in data.columns]
+        names = data.schema.names
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return rows
+
+
+def readable_values(values: Values) -> list[Any]:
+    """Return the values of a column, as `to_pylist` does, with texts for dates beyond Python's."""
+    try:
+        found: list[Any] = values.to_pylist()
+    except (OverflowError, ValueError):
+        return [_readable(value) for value in values]
+    return found
+
+
+def _readable(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        if isinstance(value, pa.MapScalar):
+            pairs = ((pair["key"], pair["value"]) for pair in map(dict, value.values))
+            return [(_readable(key), _readable(item)) for key, item in pairs]
+        if isinstance(value, pa.StructScalar):
+            return {name: _readable(value[name]) for name in value}
+        if pa.types.is_nested(value.type):
+            return readable_values(value.values)
+        return value.cast(pa.string()).as_py()
 
 
 def as_bytes(values: Values) -> Values:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from foundation.errors import InvalidInput
 from merge_engine.encoding.keys import KeyCodec
+from merge_engine.encoding.soundness import readable_values
 from merge_engine.merging.grouping import Positions
 from merge_engine.merging.hashing import bucket_of, bucket_of_few
 from merge_engine.schema.schema import Column, Schema
@@ -100,8 +101,10 @@ def _partition_value(column: Column, value: Any) -> pa.Array:
     """Return the value as an array of one; it is not bent to fit, as a time to a day would be."""
     if isinstance(value, np.generic):
         value = value.item()
+    elif isinstance(value, pa.Scalar) and value.type == column.type and value.is_valid:
+        return pa.repeat(value, 1)  # Also dates that Python does not have.
     elif isinstance(value, pa.Scalar):
-        value = value.as_py()
+        [value] = readable_values(pa.repeat(value, 1))
     fits = any(check(column.type) and isinstance(value, types) for check, types in _TAKEN)
     fits = fits and (type(value) is not bool or pa.types.is_boolean(column.type))
     fits = fits and (not isinstance(value, datetime) or pa.types.is_timestamp(column.type))

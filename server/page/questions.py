@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from foundation.errors import InvalidInput
+from merge_engine.encoding.soundness import readable_rows
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Cluster
 
@@ -29,7 +30,7 @@ def row_of(cluster: Cluster, asked: Mapping[str, str]) -> dict[str, Any]:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
             raise InvalidInput(f"{column.name} is a {column.type}, not {text!r}") from exc
     found = table.lookup(pa.table(key), isolation=Isolation.COMMITTED)
-    [row] = found.to_pylist()
+    [row] = readable_rows(found)
     return {"row": {name: _shown(value) for name, value in row.items()}}
 
 

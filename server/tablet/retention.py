@@ -12,6 +12,7 @@ from foundation.durations import microseconds
 from foundation.errors import TableAltered
 from locks.catalog.definitions import CatalogTable
 from locks.coordinator import Coordinator
+from merge_engine.encoding.soundness import readable_rows
 from merge_engine.merging.dated_partitions import older_partitions
 from merge_engine.merging.routing import partition_rows
 from server.protocol.definitions import ClusterTable
@@ -48,7 +49,7 @@ class Retention:
         except TableAltered:  # Perhaps its retention: the next look has it as it is.
             return
         if dropped:
-            shown = partition_rows(cluster_table.schema, dropped).to_pylist()
+            shown = readable_rows(partition_rows(cluster_table.schema, dropped))
             logger.info("partitions of %s are past their retention: %s", table.name, shown)
 
     def forget_all_but(self, tables: frozenset[int]) -> None:

@@ -1,7 +1,6 @@
 """Values of columns as somebody types them: `customer_id=7`, `day=2026-11-18`."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -11,10 +10,12 @@ from merge_engine.schema.schema import Column
 from merge_engine.schema.types import type_name
 
 
-def read_values(columns: Sequence[Column], texts: Iterable[str], table: str) -> dict[str, Any]:
+def read_values(
+    columns: Sequence[Column], texts: Iterable[str], table: str
+) -> dict[str, pa.Scalar]:
     """Return a value for each of the columns, of its type; InvalidInput says which is missing."""
     known = {column.name: column for column in columns}
-    found: dict[str, Any] = {}
+    found: dict[str, pa.Scalar] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals and len(known) == 1:
@@ -35,9 +36,9 @@ def read_values(columns: Sequence[Column], texts: Iterable[str], table: str) -> 
     return found
 
 
-def read_value(column: Column, text: str) -> Any:
+def read_value(column: Column, text: str) -> pa.Scalar:
     """Return the value that a text means; InvalidInput if it is none of the column's type."""
     try:
-        return pa.array([text]).cast(column.type)[0].as_py()
+        return pa.array([text]).cast(column.type)[0]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
         raise InvalidInput(f"{column.name} is a {type_name(column.type)}, not {text!r}") from exc

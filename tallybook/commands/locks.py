@@ -22,6 +22,8 @@ OwnerName = Annotated[
     str,
     typer.Argument(metavar="OWNER", help="as `tallybook locks list` shows it", show_default=False),
 ]
+# A lock may be on hundreds of columns: `locks show` and --json have them all.
+_COLUMNS_LISTED = 5
 _HEAD = (
     "TABLE",
     "OWNER",
@@ -78,7 +80,7 @@ def list_locks(
     if json:
         print_json(found)
     elif found:
-        print_table(_HEAD, [_cells(one) for one in found])
+        print_table(_HEAD, [_cells(one, columns=_COLUMNS_LISTED) for one in found])
     else:
         where = "any table" if table is None else f"table {table}"
         former = "" if every else "; --all lists former owners"
@@ -205,7 +207,8 @@ def state_in_words(lock: LockInfo, *, uncommitted: bool) -> str:
     return state.replace("expired", "abandoned") if lock.record.abandoned else state
 
 
-def _cells(lock: dict[str, Any]) -> tuple[str, ...]:
+def _cells(lock: dict[str, Any], columns: int | None = None) -> tuple[str, ...]:
+    """Return the cells of a lock; at most so many of its columns by name."""
     batch, query = "-", lock["query_id"] or "-"
     if lock["batch"] is not None:
         batch = f"{lock['batch']}, {span(lock['batch_age_s'])} ago"
@@ -215,13 +218,20 @@ def _cells(lock: dict[str, Any]) -> tuple[str, ...]:
         lock["table"],
         lock["owner"],
         query,
-        ", ".join(lock["columns"]),
+        listed(lock["columns"], columns),
         lock["state"],
         "-" if lock["held_since_ms"] is None else utc(lock["held_since_ms"]),
         batch,
         f"{span(lock['changed_s'])} ago",
         _expiry(lock),
     )
+
+
+def listed(names: Sequence[str], most: int | None) -> str:
+    """Return names between commas, of many the first and how many more there are."""
+    if most is None or len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
 def _expiry(lock: dict[str, Any]) -> str:

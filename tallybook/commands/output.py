@@ -5,6 +5,8 @@ On a terminal, tables are Rich's. Elsewhere they are plain: one line per row, ne
 """
 
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 Row = Sequence[str]
+# A cell that is longer may be folded, on a terminal.
+_FOLDED_CHARACTERS = 10
+# Control characters of terminals, and those that change the direction of a text.
+_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:
@@ -28,20 +34,36 @@ def aligned(rows: Sequence[Row]) -> list[str]:
 
 
 def print_table(head: Row, rows: Sequence[Row]) -> None:
-    """Print rows below their headings; by Rich on a terminal, else plain and never cut."""
+    """Print rows below their headings; by Rich on a terminal, else plain and never cut.
+
+    On a terminal too narrow for the columns, each row is a block with a line for each cell.
+    """
+    head, *rows = ([*map(printable, row)] for row in (head, *rows))
     if not sys.stdout.isatty():
         print("\n".join(aligned([head, *rows])))
+        return
+    console = Console(highlight=False)
+    if _least_width([head, *rows]) > console.width:
+        blocks = ["\n".join(aligned([*zip(head, row, strict=True)])) for row in rows]
+        console.print(escape("\n\n".join(blocks)), soft_wrap=True)
         return
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for name in head:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
-    Console(highlight=False).print(table)
+    console.print(table)
+
+
+def _least_width(rows: Sequence[Row]) -> int:
+    """Return how wide a terminal has to be for these columns; long cells are folded."""
+    widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return sum(min(width, _FOLDED_CHARACTERS) + 2 for width in widths)
 
 
 def print_line(text: str, style: str = "") -> None:
     """Print a line, in this style if it is for a terminal; never cut or wrapped elsewhere."""
+    text = printable(text)
     if sys.stdout.isatty() and style:
         Console(highlight=False).print(escape(text), style=style, soft_wrap=True)
     else:
@@ -50,26 +72,65 @@ def print_line(text: str, style: str = "") -> None:
 
 def print_json(document: Any) -> None:
     """Print one document, for programs."""
-    print(json.dumps(document, indent=2, default=json_value, ensure_ascii=False))
+    print(json_text(document, indent=2))
 
 
 def print_json_line(document: Any) -> None:
     """Print one of many documents, each on a line of its own."""
-    print(json.dumps(document, default=json_value, ensure_ascii=False))
+    print(json_text(document))
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """Return a document as JSON that every program reads, and no terminal obeys.
+
+    JSON has no NaN and no infinity: they are texts, as Spark writes them ("NaN", "-Infinity").
+    """
+    document = _with_texts_for_infinities(document)
+    text = json.dumps(
+        document, indent=indent, default=json_value, ensure_ascii=False, allow_nan=False
+    )
+    # JSON escapes what is below a space. Other control characters stand inside texts only.
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _with_texts_for_infinities(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _with_texts_for_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_with_texts_for_infinities(item) for item in value]
+    return value
+
+
+def shown(value: Any) -> str:
+    """Return a value as people read it, on one line; null is a dash."""
+    if value is None:
+        return "-"
+    return printable(value.hex() if isinstance(value, bytes) else str(value))
+
+
+def printable(text: str) -> str:
+    """Return a text with what is not to be printed written as in Python.
+
+    A line's end, and what would move the cursor, colour the terminal or turn the text around: names
+    and values are whatever somebody has put there.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def json_value(value: Any) -> Any:
     """Return what JSON has in the place of a value that it does not have: bytes as hex, or text."""
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, tuple | set | frozenset):
-        return list(value)
     return str(value)
 
 
 def complain(text: str) -> None:
     """Say on standard error, in one line, what is wrong."""
-    print(" ".join(text.split()), file=sys.stderr)
+    print(printable(" ".join(text.split())), file=sys.stderr)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -83,7 +144,7 @@ def confirm(question: str, *, yes: bool) -> None:
         complain(f"{question} There is no terminal to ask: say --yes if it is meant")
         raise typer.Exit(2)
     try:
-        agreed = typer.confirm(question, err=True)
+        agreed = typer.confirm(printable(question), err=True)
     except typer.Abort:  # Ctrl-C, or the terminal is gone.
         print(file=sys.stderr)
         raise KeyboardInterrupt from None

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from foundation.errors import InvalidInput
+from merge_engine.encoding.soundness import readable_rows
 from merge_engine.merging.dated_partitions import dated_column, moment_of
 from server.client.remote_table import RemoteTable
 from tallybook.commands.keys import read_values
@@ -14,6 +15,7 @@ from tallybook.commands.output import (
     print_json,
     print_line,
     print_table,
+    shown,
     utc,
 )
 from tallybook.commands.reaching import Json, TableName, Yes, cluster_command, connected
@@ -37,13 +39,13 @@ def list_partitions(reach: Reach, table: TableName, json: Json = False) -> None:
     with connected(reach) as cluster:
         found = cluster.table(table)
         _check_partitioned(found)
-        rows = found.partitions().to_pylist()
+        rows = readable_rows(found.partitions())
     if json:
         print_json(rows)
     elif not rows:
         print_line(f"table {table} has no partition yet")
     else:
-        print_table([*rows[0]], sorted(tuple(map(str, row.values())) for row in rows))
+        print_table([*rows[0]], sorted(tuple(map(shown, row.values())) for row in rows))
 
 
 def drop(

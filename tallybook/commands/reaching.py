@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from foundation.command_line import INTERRUPTED
 from foundation.errors import TallybookError
 from locks.store.zookeeper import CREDENTIALS_VARIABLE
 from server.client.cluster import Cluster
@@ -22,7 +23,6 @@ from server.protocol.environment import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from tallybook.commands.output import complain
 from tallybook.connecting import Reach, find_reach
 
-INTERRUPTED = 130
 ADDRESS = f"ZooKeeper's: host:port[,host:port...][/chroot]; or the variable {ADDRESS_VARIABLE}"
 SECRETS = (
     f"Secrets are taken from the environment: {TOKEN_VARIABLE}, the token that calls to servers "

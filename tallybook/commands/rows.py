@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from merge_engine.encoding.soundness import readable_rows
 from tallybook.commands.keys import read_values
-from tallybook.commands.output import print_json_line, print_line, print_table
+from tallybook.commands.output import print_json_line, print_line, print_table, shown
 from tallybook.commands.reaching import (
     Isolation,
     Json,
@@ -48,10 +49,9 @@ def lookup(
     with connected(reach) as cluster:
         found = cluster.table(table)
         values = read_values(found.schema.key_columns, key, table)
-        types = {column.name: column.type for column in found.schema.key_columns}
-        asked = pa.table({name: pa.array([one], types[name]) for name, one in values.items()})
+        asked = pa.table({name: pa.repeat(one, 1) for name, one in values.items()})
         rows = found.lookup(asked, names_of(columns), isolation=isolation, found=True)
-    [row] = rows.to_pylist()
+    [row] = readable_rows(rows)
     there = row.pop("_found")
     if json:
         print_json_line({**row, "_found": there})
@@ -113,7 +113,7 @@ def names_of(columns: str | None) -> list[str] | None:
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     for batch in batches:
-        yield from batch.to_pylist()
+        yield from readable_rows(batch)
 
 
 def _print(rows: Iterator[dict[str, Any]], names: Sequence[str], *, json: bool) -> None:
@@ -133,16 +133,3 @@ def print_rows(rows: Iterator[dict[str, Any]], names: Sequence[str]) -> None:
         some = list(islice(rows, _AT_ONCE))
         if not some:
             return
-
-
-def shown(value: Any) -> str:
-    """Return a value as people read it, on one line; null is a dash.
-
-    What is not to be printed is written as in Python: a line's end, what would move the cursor.
-    """
-    if value is None:
-        return "-"
-    text = value.hex() if isinstance(value, bytes) else str(value)
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

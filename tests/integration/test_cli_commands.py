@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import date
@@ -9,10 +11,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from pyarrow import csv, ipc, parquet
 
 from foundation.errors import AccessDenied, TallybookError
+from merge_engine.schema.builder import SchemaBuilder
 from recovery.writer.rows import Rows
 from server.client.cluster import Cluster
 from server.client.remote_table import RemoteTable
@@ -237,6 +241,59 @@ def test_an_export_has_all_rows_in_each_format(
     assert f"there is no directory {nowhere}: make it, or give another name" in refused.err
     missing = run("create", str(nowhere))
     assert missing.err == f"tallybook create: {nowhere}: No such file or directory\n"
+
+
+def test_an_export_goes_through_links_and_pipes_and_leaves_them_what_they_are(
+    run: Run, events: RemoteTable, tmp_path: Path
+) -> None:
+    kept, link = tmp_path / "kept.csv", tmp_path / "link.csv"
+    kept.write_text("old")
+    link.symlink_to(kept)
+    assert "say --overwrite" in run("export", events.name, str(link)).err
+    assert run("export", events.name, str(link), "--overwrite").code == 0
+    assert link.is_symlink()
+    lines = kept.read_text().splitlines()
+    assert len(lines) == 4
+    command = [sys.executable, "-m", "tallybook", "export", events.name, "--format", "csv"]
+    for name in ("-", "/dev/stdout"):
+        piped = subprocess.run(
+            [*command, name], capture_output=True, text=True, timeout=180, check=True
+        )
+        assert sorted(piped.stdout.splitlines()) == sorted(lines)
+    redirected = tmp_path / "redirected"
+    with redirected.open("wb") as file:
+        subprocess.run([*command, "/dev/stdout"], stdout=file, timeout=180, check=True)
+    assert sorted(redirected.read_text().splitlines()) == sorted(lines)
+    refused = run("export", events.name, str(tmp_path), "--format", "csv")
+    assert f"{tmp_path} is a directory: give the name of a file in it" in refused.err
+
+
+def test_dates_that_python_does_not_have_are_looked_up_scanned_listed_and_dropped(
+    run: Run, cluster: Cluster
+) -> None:
+    schema = (
+        SchemaBuilder()
+        .column("day", "DATE")
+        .column("k", "BIGINT")
+        .agg_column("latest", "DATE", "max")
+        .primary_key("day", "k")
+        .partitioned_by("day")
+        .build()
+    )
+    name = f"beyond_{next(_NUMBERS)}"
+    table = cluster.create_table(name, schema, buckets=1, column_locks=False)
+    days = pa.array([3_000_000, 0], pa.date32())
+    table.put(pa.table({"day": days, "k": [1, 1], "latest": days}))
+    assert [row["day"] for row in run("partitions", "list", name, "--json").json] == [
+        *("1970-01-01", "10183-09-21"),
+    ]
+    assert "10183-09-21" in run("partitions", "list", name).out
+    assert "10183-09-21  1  10183-09-21" in run("scan", name).out
+    assert "10183-09-21" in run("log", name, "--json").out
+    assert run("lookup", name, "day=1970-01-01", "k=1").code == 0
+    table.drop_partition(day=days[0])
+    assert "10183" not in run("partitions", "list", name).out
+    cluster.drop_table(name, force=True)
 
 
 def test_partitions_are_listed_and_dropped_one_or_all_that_are_older(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from foundation import command_line
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from server.client.cluster import connect
-from tallybook import cli
 from tests.conftest import SUMS
 from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
@@ -125,4 +125,24 @@ def test_a_cluster_that_is_not_there_has_no_status() -> None:
 def test_the_installed_command_is_this_one() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     entry = EntryPoint("tallybook", scripts["tallybook"], "console_scripts")
-    assert entry.load() is cli.main
+    assert entry.load() is command_line.main
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_one_line_too() -> None:
+    """The interrupt comes in the middle of the imports, for certain: one of them sends it."""
+    program = """
+import os, signal, sys
+from foundation import command_line
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rich":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupter())
+sys.exit(command_line.main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "tallybook: interrupted\n")

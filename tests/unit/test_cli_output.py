@@ -1,17 +1,35 @@
 """What commands print, and how files describe tables: without a cluster."""
 
 import json
+import os
+import stat
 import sys
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import typer
+from pyarrow import parquet
 
 from foundation.errors import InvalidInput, SchemaError
 from tallybook.commands.definition_files import from_ddl, from_json
-from tallybook.commands.output import aligned, confirm, counted, print_table, size, span
+from tallybook.commands.export import Format, write_file, write_stream
+from tallybook.commands.locks import listed
+from tallybook.commands.output import (
+    aligned,
+    complain,
+    confirm,
+    counted,
+    json_text,
+    print_line,
+    print_table,
+    shown,
+    size,
+    span,
+)
 from tallybook.commands.reaching import told
-from tallybook.commands.rows import shown
 from tallybook.commands.status import problems_of, status_rows
 
 
@@ -75,6 +93,90 @@ def test_a_value_is_on_one_line_and_moves_no_cursor() -> None:
         "1.5",
         "['x\\n']",
     ]
+
+
+ORDERS = 'drop "me"\x1b[31m\x9b2J\u202e'
+
+
+def test_no_name_and_no_value_gives_orders_to_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_line(f"table {ORDERS} is dropped")
+    print_table((ORDERS, "B"), [(ORDERS, "1")])
+    complain(f"tallybook drop: {ORDERS}")
+    with pytest.raises(typer.Exit):
+        confirm(f"Drop {ORDERS}?", yes=False)
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err, json_text({ORDERS: [ORDERS]})):
+        assert not [one for one in text if one != "\n" and not one.isprintable()]
+    assert json.loads(json_text({ORDERS: [ORDERS]})) == {ORDERS: [ORDERS]}
+
+
+def test_json_has_no_nan_and_no_infinity() -> None:
+    nan, endless = float("nan"), float("inf")
+    document = {"a": nan, "b": [endless, {"c": (-endless, 1.5, None, True)}], "d": b"\x01"}
+    assert json.loads(json_text(document), parse_constant=pytest.fail) == {
+        "a": "NaN",
+        "b": ["Infinity", {"c": ["-Infinity", 1.5, None, True]}],
+        "d": "01",
+    }
+
+
+def test_on_a_narrow_terminal_each_row_is_a_block(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    head = [f"COLUMN {number}" for number in range(9)]
+    print_table(head, [[f"value {number}" for number in range(9)], [*"abcdefgh[]"][:9]])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["COLUMN 0  value 0", "COLUMN 1  value 1"]
+    assert lines[9:11] == ["", "COLUMN 0  a"]
+    assert lines[-1] == "COLUMN 8  ["
+    monkeypatch.setenv("COLUMNS", "200")
+    print_table(head, [["x"] * 9])
+    heading = capsys.readouterr().out.splitlines()[1]
+    assert all(name in heading for name in head)
+
+
+def test_of_many_columns_the_first_are_listed() -> None:
+    names = [f"c{number}" for number in range(40)]
+    assert listed(names, 5) == "c0, c1, c2, c3, c4 and 35 more"
+    assert listed(names[:5], 5) == "c0, c1, c2, c3, c4"
+    assert listed(names, None).endswith("c38, c39")
+
+
+ROWS = pa.table({"k": [1, 2], "at": pa.array([0, 3_000_000], pa.date32()), "n": [[None], [2.0]]})
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions_and_a_link_stays_one(tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    file.write_text("what was there")
+    file.chmod(0o640)
+    assert write_file(file, Format.PARQUET, ROWS.schema, ROWS.to_batches())[0] == 2
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert parquet.read_table(file).equals(ROWS)
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_every_format_goes_through_a_pipe(kind: Format, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received: list[bytes] = []
+    reader = Thread(target=lambda: received.append(pipe.read_bytes()))
+    reader.start()
+    rows, written = write_stream(pipe, kind, ROWS.schema, ROWS.to_batches())
+    reader.join()
+    [data] = received
+    assert (rows, written) == (2, len(data))
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    if kind is Format.PARQUET:
+        assert parquet.read_table(pa.BufferReader(data)).equals(ROWS)
+    elif kind is Format.ARROW:
+        assert pa.ipc.open_file(data).read_all().equals(ROWS)
+    else:
+        assert data.decode().splitlines()[1:] == ['1,1970-01-01,"[null]"', '2,10183-09-21,"[2.0]"']
 
 
 def table(**fields: Any) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from merge_engine.encoding.soundness import (
     complaint,
     is_sound,
     readable,
+    readable_rows,
+    readable_values,
     show,
     unsound_rows,
 )
@@ -120,3 +122,35 @@ def test_any_value_can_be_shown() -> None:
 def test_a_column_of_nothing_but_garbage_is_judged_at_once() -> None:
     garbage = texts([NO_TEXT] * 100_000)
     assert np.count_nonzero(unsound_rows(garbage, column="c")) == len(garbage)
+
+
+BEYOND = pa.array([3_000_000, 0], pa.date32())  # The first is in the year 10,183.
+
+
+def test_dates_beyond_those_of_python_are_texts_and_all_others_what_they_were() -> None:
+    moments = pa.array([2**60, -(2**62), 0], pa.int64()).cast(pa.timestamp("us"))
+    assert readable_values(BEYOND) == ["10183-09-21", dt.date(1970, 1, 1)]
+    assert readable_values(moments) == [
+        "<value out of range: 1152921504606846976>",
+        "<value out of range: -4611686018427387904>",
+        dt.datetime(1970, 1, 1),
+    ]
+    rows = pa.table(
+        {
+            "lists": pa.ListArray.from_arrays([0, 2, 2], BEYOND),
+            "structs": pa.StructArray.from_arrays([BEYOND, pa.array([1, 2])], ["at", "n"]),
+            "maps": pa.MapArray.from_arrays([0, 1, 2], BEYOND, BEYOND),
+        }
+    )
+    epoch = dt.date(1970, 1, 1)
+    expected = [
+        {
+            "lists": ["10183-09-21", epoch],
+            "structs": {"at": "10183-09-21", "n": 1},
+            "maps": [("10183-09-21", "10183-09-21")],
+        },
+        {"lists": [], "structs": {"at": epoch, "n": 2}, "maps": [(epoch, epoch)]},
+    ]
+    assert readable_rows(rows) == expected
+    assert readable_rows(rows.to_batches()[0]) == expected
+    assert readable_rows(rows.slice(1)) == rows.slice(1).to_pylist()
