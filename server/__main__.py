@@ -11,7 +11,12 @@ from foundation.stop_signals import StopSignals
 from merge_engine.bucket.options import BucketOptions
 from server.launch.logs import NOT_STARTED, configure
 from server.page.of_server import page_of
-from server.protocol.environment import TOKEN_VARIABLE, credentials_from
+from server.protocol.environment import (
+    ADDRESS_VARIABLE,
+    TOKEN_VARIABLE,
+    credentials_from,
+    find_address,
+)
 from server.tablet.config import HandOverConfig, ServerConfig, SnapshotConfig
 from server.tablet.limits import Limits, ScannerLimits, SpoolLimits
 from server.tablet.open_zookeeper import ALLOW
@@ -23,7 +28,10 @@ _LOOK_S = 0.2
 def parser() -> argparse.ArgumentParser:
     """Return the options of a server process."""
     options = argparse.ArgumentParser(prog="python -m server", description=__doc__)
-    options.add_argument("--zookeeper", required=True, help="host:port[,host:port...][/chroot]")
+    options.add_argument(
+        "--zookeeper",
+        help=f"host:port[,host:port...][/chroot]; or the variable {ADDRESS_VARIABLE}",
+    )
     options.add_argument("--logs", required=True, help="where all servers' logs go: path or URL")
     options.add_argument("--views", required=True, type=Path, help="this server's own directory")
     options.add_argument("--host", default="127.0.0.1", help="other than loopback needs a token")
@@ -98,7 +106,7 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
     if arguments.token_file is not None:
         token = arguments.token_file.read_text().strip()
     return ServerConfig(
-        zookeeper=arguments.zookeeper,
+        zookeeper=find_address(arguments.zookeeper, "--zookeeper", os.environ),
         logs=arguments.logs,
         views=arguments.views,
         host=arguments.host,

@@ -19,7 +19,11 @@ def main() -> int:
     # would leave the servers waiting for it when the starter stops them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(sys.argv[1], "ab") as log:
-        child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        except OSError as exc:  # The starter sees that there is no process id.
+            log.write(f"cannot run {sys.argv[2]}: {exc.strerror}\n".encode())
+            return 1
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     print(child.pid, flush=True)
 

@@ -50,6 +50,12 @@ class GuardedProcess:
         except ValueError:  # It chose a large number by itself.
             return None
 
+    @property
+    def killed_in_words(self) -> str | None:
+        """By which signal it was killed, for people; None as for `killed_by`."""
+        name = self.killed_by
+        return None if name is None else f"it was killed ({name})"
+
     def ask_to_end(self) -> None:
         """Send it SIGTERM, and do not wait for it."""
         if forks.is_inherited(self._process):

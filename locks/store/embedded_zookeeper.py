@@ -54,8 +54,17 @@ class EmbeddedZooKeeper:
         """Where the server's log goes."""
         return self._directory / "zookeeper.log"
 
+    @property
+    def ended(self) -> str | None:
+        """Why the server has ended by itself; None if it runs, or was stopped here."""
+        if self._process is None or self._process.alive:
+            return None
+        return self._process.killed_in_words or last_lines(self.log_path, 1) or "it said nothing"
+
     def start(self) -> "EmbeddedZooKeeper":
         """Start the server and wait until it answers; on the same port again after a restart."""
+        if self.ended is not None:
+            self.kill()
         if self._process is not None:
             raise ServerNotStarted(f"the embedded ZooKeeper runs already, on {self.address}")
         command = [find_java(), *_JVM, "-cp", find_jars(), MAIN_CLASS]
@@ -94,7 +103,9 @@ class EmbeddedZooKeeper:
         try:
             self._process = GuardedProcess([*command, str(configuration)], self.log_path)
         except ServerNotStarted as exc:
-            raise ServerNotStarted(f"{exc}; set JAVA_HOME to a working Java") from exc
+            raise ServerNotStarted(
+                f"{exc}, {java_words()}; set JAVA_HOME to a working Java"
+            ) from exc
         self._wait_until_it_answers()
 
     def _end(self, *, politely: bool) -> None:
@@ -130,8 +141,8 @@ class EmbeddedZooKeeper:
             if not self._process.alive or time.monotonic() > deadline:
                 self.kill()
                 raise ServerNotStarted(
-                    f"ZooKeeper did not start on {self.address}; see {self.log_path}:"
-                    f"\n{last_lines(self.log_path)}"
+                    f"ZooKeeper did not start on {self.address}, with {java_words()}; see "
+                    f"{self.log_path}:\n{last_lines(self.log_path)}"
                 )
             time.sleep(0.02)
 
@@ -161,13 +172,26 @@ def find_java() -> str:
     """Return the path of the Java to run ZooKeeper with; ServerNotStarted says where it looked."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None or not Path(java).exists():
-        looked = f"JAVA_HOME is {home}" if home else "there is none on the PATH"
+    if java is None or not os.path.isfile(java) or not os.access(java, os.X_OK):
         raise ServerNotStarted(
-            f"ZooKeeper needs Java 17 or newer, and {looked}: install it (Debian: "
+            f"ZooKeeper needs Java 17 or newer, and {java_words()}: install it (Debian: "
             "openjdk-17-jre-headless), or set JAVA_HOME, or use a ZooKeeper of your own"
         )
     return java
+
+
+def java_words() -> str:
+    """Return which Java is run here, and why that one: for errors of whatever runs on Java."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = Path(home) / "bin" / "java"
+        if not os.path.isfile(java):
+            return f"JAVA_HOME is {home}, where there is no bin/java"
+        if not os.access(java, os.X_OK):
+            return f"JAVA_HOME is {home}, whose bin/java is no program that this user may run"
+        return f"the Java of JAVA_HOME, {java}"
+    found = shutil.which("java")
+    return "there is none on the PATH" if found is None else f"the Java on the PATH, {found}"
 
 
 def find_jars() -> str:

@@ -154,7 +154,7 @@ class Bucket:
             return self._log.end
 
     def estimated_rows(self) -> int:
-        """Return how many rows there are, as RocksDB estimates it."""
+        """Return about how many rows there are, see `View.estimated_rows`."""
         self.check_open()
         return self._view.estimated_rows()
 

@@ -65,6 +65,8 @@ _HARD_LIMIT = 4
 _READY_ATTEMPTS = 3
 _READY_DEADLINE_S = 10.0
 _READY_ENTRIES = 1_000
+# So few rows, or versions of rows, are counted one by one: that takes two milliseconds.
+_FEW_ROWS = 1_000
 _COMPACTIONS = ("rocksdb.compaction-pending", "rocksdb.num-running-compactions")
 
 
@@ -116,6 +118,9 @@ class View:
         self._memory = memory
         self._lock = lock or FairLock()
         self.last_used = 0
+        # The keys that RocksDB has, where they are few, and the offset as of which.
+        self._counted: Sequence[bytes] = ()
+        self._counted_at = -1
         # RocksDB keeps its directory until they are closed. Those that nobody has are closed.
         self._pinned: WeakSet[PinnedRows] = WeakSet()
         # Held for each step of a checkpoint: RocksDB must not be closed below it.
@@ -327,14 +332,32 @@ class View:
     def estimated_rows(self) -> int:
         """Return about how many rows there are; nobody is waited for.
 
-        As many as RocksDB estimates or, where it has not got most of them yet, as are in memory; if
-        all are in memory, it is exact.
+        Few are counted. Of many it is what RocksDB estimates or, where it has not got most of them
+        yet, how many keys are in memory. RocksDB counts a key each time that it was written until
+        it compacts, and our own entries: of few rows, its estimate says nothing.
         """
-        if self._complete:
-            return len(self._rows)
-        with translated(self.path):
-            stored = self._database.property_int_value("rocksdb.estimate-num-keys") or 0
-        return max(stored, len(self._rows))
+        stored = 0
+        if not self._complete:
+            with translated(self.path):
+                stored = self._database.property_int_value("rocksdb.estimate-num-keys") or 0
+        if max(stored, len(self._rows)) > _FEW_ROWS:
+            return max(stored, len(self._rows))
+        return self._rows.rows_there(self._stored_keys() if stored else ())
+
+    def _stored_keys(self) -> Sequence[bytes]:
+        """Return the keys of the rows in RocksDB, which are few; read when it got others only."""
+        written = self._behind.written
+        if self._counted_at != written:
+            keys = []
+            with translated(self.path):
+                iterator = self._database.iter()
+                iterator.seek(ROW_PREFIX)
+                while iterator.valid() and iterator.key().startswith(ROW_PREFIX):
+                    keys.append(iterator.key().removeprefix(ROW_PREFIX))
+                    iterator.next()
+                iterator.status()
+            self._counted, self._counted_at = keys, written
+        return self._counted
 
     def stored_bytes(self) -> int:
         """Return how large the files of the rows are."""

@@ -114,6 +114,10 @@ class Block:
     def __len__(self) -> int:
         return self._count
 
+    def rows_there(self) -> int:
+        """Return how many rows have something: not those that were deleted, or never written."""
+        return int(np.count_nonzero(self._touched[: self._count].any(axis=1)))
+
     @property
     def capacity(self) -> int:
         """How many rows it has room for."""

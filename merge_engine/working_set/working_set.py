@@ -116,6 +116,17 @@ class WorkingSet:
     def __len__(self) -> int:
         return sum(len(block) for block in self._blocks if not block.retiring)
 
+    def rows_there(self, others: Sequence[bytes] = ()) -> int:
+        """Return how many rows there are: those that are here and have something, and `others`.
+
+        `others`: encoded keys of rows that are elsewhere; where one is here, too, this counts.
+        """
+        with self.lock:
+            here = [block for block in self._blocks if not block.retiring]
+            places = self.locate(self.keys(pa.array(others, pa.binary()))).places if others else ()
+            known = sum(len(place.rows) for place in places if not place.block.retiring)
+            return sum(block.rows_there() for block in here) + len(others) - known
+
     def keys(self, encoded: pa.BinaryArray, hashes: Hashes | None = None) -> Keys:
         """Return encoded keys with their numbers; `hashes`: of the keys, if they are known."""
         if self._exact or hashes is None:

@@ -19,6 +19,7 @@ from locks.store.child_process import GuardedProcess
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from server.client.cluster import Cluster, connect
 from server.launch.logs import last_words
+from server.launch.revival import Revival
 from server.protocol.environment import credentials_from
 
 _START_DEADLINE_S = 60.0
@@ -60,6 +61,13 @@ class LocalServer:
     def alive(self) -> bool:
         """Whether its process runs."""
         return self._process is not None and self._process.alive
+
+    @property
+    def ended(self) -> str | None:
+        """Why its process has ended by itself; None if it runs, or was stopped or killed here."""
+        if self._process is None or self._process.alive:
+            return None
+        return self._process.killed_in_words or self.last_words
 
     @property
     def last_words(self) -> str:
@@ -126,6 +134,7 @@ class LocalCluster:
             *options,
         ]
         self.servers: list[LocalServer] = []
+        self._revivals: list[Revival] = []
         self._lock: IO[bytes] | None = None
 
     @property
@@ -150,10 +159,23 @@ class LocalCluster:
         except BaseException:
             self.stop()
             raise
+        self._revivals = [
+            Revival("ZooKeeper", self.zookeeper),
+            *(Revival(f"server {server.number}", server) for server in self.servers),
+        ]
         return self
+
+    def revive(self) -> list[str]:
+        """Start again what has ended by itself; return what to tell people of it.
+
+        For whoever keeps the cluster, every now and then. What was stopped or killed by these
+        methods stays so. What ends again and again is started after longer and longer pauses.
+        """
+        return [line for revival in self._revivals for line in revival.look()]
 
     def stop(self) -> None:
         """Stop the servers, all at once, then ZooKeeper; the data stay."""
+        self._revivals = []
         for server in self.servers:  # One after the other they would hand over to each other.
             server.begin_to_stop()
         for server in self.servers:

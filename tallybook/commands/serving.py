@@ -1,6 +1,7 @@
 """`tallybook serve`, `local`, `drain` and `page`: what runs until it is told to end."""
 
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foundation.errors import InvalidInput, TallybookError
+from foundation.errors import InvalidInput, ServerNotStarted, TallybookError
 from foundation.stop_signals import StopSignals
 from server.__main__ import main as serve_here
 from server.__main__ import parser as server_parser
@@ -17,16 +18,18 @@ from server.client.connections import Connections
 from server.launch.local_cluster import LocalCluster
 from server.launch.logs import configure
 from server.page.site import StatusPage
+from server.protocol.environment import ADDRESS_VARIABLE
 from server.tablet.config import LOOPBACK
 from tallybook.commands.borrowed_options import borrowed, words_of
 from tallybook.commands.draining import drain as drain_server
-from tallybook.commands.output import print_line
+from tallybook.commands.output import complain, print_line
 from tallybook.commands.reaching import (
     SECRETS,
     cluster_command,
     set_signature,
     told,
 )
+from tallybook.commands.starting_spark import start_spark
 from tallybook.connecting import Reach
 
 _SERVE = """\
@@ -58,6 +61,11 @@ def add_commands(app: typer.Typer) -> None:
     parser = server_parser()
 
     def serve(*, on_spark: bool, servers: int, master: str | None, **given: Any) -> None:
+        given["zookeeper"] = given["zookeeper"] or os.environ.get(ADDRESS_VARIABLE)
+        if not given["zookeeper"]:
+            raise typer.BadParameter(
+                f"a server needs --zookeeper, or the variable {ADDRESS_VARIABLE}"
+            )
         words = words_of(parser, given)
         if on_spark:
             raise typer.Exit(_serve_on_spark(servers, master, given, words))
@@ -65,7 +73,7 @@ def add_commands(app: typer.Typer) -> None:
             raise typer.BadParameter("a server needs --views, a directory of its own")
         raise typer.Exit(serve_here(words))
 
-    set_signature(serve, [*borrowed(parser, optional=("views",)), *own])
+    set_signature(serve, [*borrowed(parser, optional=("zookeeper", "views")), *own])
     app.command("serve", help=_SERVE, epilog=SECRETS + _ON_SPARK_NOTES)(serve)
     app.command("local")(local)
     where = "the server's, host:port, as `tallybook status` shows it"
@@ -85,7 +93,8 @@ def local(
 ) -> None:
     """Run a cluster on this machine until Ctrl-C: ZooKeeper, tablet servers and a status page.
 
-    Everything is below DIR, and is there again when it is started again.
+    Everything is below DIR, and is there again when it is started again. A process of the cluster
+    that ends by itself is started again.
     """
     with told(context.command_path):
         stop = StopSignals()
@@ -97,17 +106,9 @@ def local(
                 print(f"  in a shell      export TALLYBOOK_ZOOKEEPER={cluster.address}")
                 print(f"  status page     {shown.url}", flush=True)
                 while not stop.wait(_LOOK_S):
-                    _check_running(cluster)
+                    for line in cluster.revive():
+                        complain(f"{context.command_path}: {line}")
         print("the cluster has stopped; its data stay", flush=True)
-
-
-def _check_running(cluster: LocalCluster) -> None:
-    for server in cluster.servers:
-        if not server.alive:
-            raise InvalidInput(
-                f"server {server.number} has ended, and the cluster with it: {server.last_words} "
-                f"(its log is {server.log_path})"
-            )
 
 
 def drain(reach: Reach) -> None:
@@ -172,12 +173,11 @@ def _serve_on_spark(
     except (TallybookError, OSError) as exc:
         print(f"the servers did not start: {exc}", file=sys.stderr)
         return 1
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
-    builder = SparkSession.builder.appName("tallybook servers")
-    if master is not None:
-        builder = builder.master(master)
-    spark = builder.getOrCreate()
+    try:
+        spark = start_spark({"spark.app.name": "tallybook servers"}, master)
+    except ServerNotStarted as exc:
+        print(f"the servers did not start: {exc}", file=sys.stderr)
+        return 1
     stop = StopSignals()  # PySpark has its own idea of SIGINT.
     with ServersOnSpark(spark.sparkContext, assignments) as running:
         asked = False

@@ -33,10 +33,12 @@ def status(
 ) -> None:
     """List the servers of a cluster, the buckets that they lead, and what is wrong.
 
-    A bucket is PARTITION/NUMBER, beside its table's name. VIEW LAG is how many changes of the log
-    the views on the servers' disks do not have yet, SNAPSHOT LAG how many the latest snapshots do
-    not. Exit code 1 if something is wrong: no server, one that does not answer or complains, a
-    bucket without a leader, a view that cannot be written, a lock that nobody renews.
+    A bucket is PARTITION/NUMBER, beside its table's name. ROWS of large buckets are an estimate: a
+    row may count each time that it was written, until RocksDB compacts. VIEW LAG is how many
+    changes of the log the views on the servers' disks do not have yet, SNAPSHOT LAG how many the
+    latest snapshots do not. Exit code 1 if something is wrong: no server, one that does not answer
+    or complains, a bucket without a leader, a view that cannot be written, a lock that nobody
+    renews.
     """
     with connected(reach) as cluster:
         seen = Overview(cluster).look()
@@ -59,7 +61,7 @@ def status(
 
 _TABLES = (
     "TABLE",
-    "ROWS",
+    "ROWS, ABOUT",
     "BUCKETS",
     "LED",
     "VIEW LAG",

@@ -20,6 +20,7 @@ from sink.tiering.loading import load_copy
 from sink.tiering.options import TieringOptions
 from sink.tiering.progress import Round, RoundKind, Underway
 from tallybook.commands.reaching import TableName, cluster_command, connected
+from tallybook.commands.starting_spark import start_spark
 from tallybook.connecting import Reach
 
 _LOOK_S = 0.2
@@ -156,19 +157,17 @@ def run(
     cluster: Cluster, options: TieringOptions, *, master: str | None, metrics_port: int | None
 ) -> str:
     """Run the job until it is done, or a signal arrives; return what it has done."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
     # Before Spark starts, which takes a while: what is refused is refused at once.
     table, lake = cluster.table(options.table), open_lake(options.place, options.format)
     load_copy(lake, table.definition, options, begin_again=options.begin_again)
     logging.basicConfig(format="%(levelname)s: %(message)s")  # Warnings, on standard error.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Tasks need what is installed here.
-    builder = SparkSession.builder.appName(f"tallybook tier {options.table}")
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
-    if master is not None:
-        builder = builder.master(master)
+    settings = {
+        "spark.app.name": f"tallybook tier {options.table}",
+        "spark.ui.showConsoleProgress": "false",
+    }
     with ExitStack() as stack:
-        spark = builder.getOrCreate()
+        spark = start_spark(settings, master)
         stack.callback(spark.stop)
         spark.sparkContext.setLogLevel("ERROR")
         stop = StopSignals()  # PySpark has its own idea of SIGINT.

@@ -110,10 +110,42 @@ def test_help_names_the_options_and_where_secrets_go() -> None:
         assert word in shown.stdout
 
 
-def test_options_that_are_missing_are_named() -> None:
+def test_options_that_are_missing_are_named(tmp_path: Path) -> None:
     refused = tallybook("serve", "--zookeeper", "127.0.0.1:1")
     assert refused.returncode == 2
     assert "Missing option '--logs'" in refused.stderr
+    nowhere = tallybook("serve", "--logs", str(tmp_path), "--views", str(tmp_path / "views"))
+    assert nowhere.returncode == 2
+    assert "needs --zookeeper, or the variable TALLYBOOK_ZOOKEEPER" in " ".join(
+        nowhere.stderr.replace("│", " ").split()
+    )
+
+
+@pytest.mark.parametrize("how", ["tallybook serve", "tallybook serve --on-spark", "server"])
+def test_servers_take_the_address_from_the_environment(tmp_path: Path, how: str) -> None:
+    places = ("--logs", f"{tmp_path}/l", "--views", f"{tmp_path}/v")
+    variables = {"TALLYBOOK_ZOOKEEPER": "127.0.0.1:1/here", "TALLYBOOK_TOKEN": "open-sesame"}
+    refused = subprocess.run(
+        [sys.executable, "-m", *how.split(), *places],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    assert refused.returncode == 1
+    assert "ZooKeeper at 127.0.0.1:1/here is open to everybody" in refused.stderr
+
+
+def test_a_wrong_java_home_is_named_where_spark_is_started(tmp_path: Path) -> None:
+    refused = tallybook(
+        *("serve", "--on-spark", "--zookeeper", "127.0.0.1:1", "--logs", f"{tmp_path}/l"),
+        JAVA_HOME=str(tmp_path),
+    )
+    assert refused.returncode == 1
+    said = refused.stderr.splitlines()[-1]
+    assert said.startswith("the servers did not start: Spark needs Java 17 or newer")
+    assert f"JAVA_HOME is {tmp_path}, where there is no bin/java" in said
 
 
 def test_a_cluster_that_is_not_there_has_no_status() -> None:

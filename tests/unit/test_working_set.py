@@ -32,7 +32,7 @@ from merge_engine.working_set.key_ids import key_ids, keys_of
 from merge_engine.working_set.memory import Memory
 from merge_engine.working_set.working_set import WorkingSet
 from tests.conftest import SUMS, BucketFactory, batch, schema_of
-from tests.support.buckets import ADDED, DROPPED, open_view
+from tests.support.buckets import ADDED, DROPPED, EAGER, delete, open_view
 
 MANY = 12_000
 # So that a put of many rows is written at once, beside what comes next.
@@ -281,6 +281,23 @@ def test_memory_stays_in_its_budget_and_rows_that_were_dropped_are_read_again(
     bucket._view.write_behind()
     bucket.put(wide(10))
     assert bucket._view.nbytes < 2 << 20
+
+
+def test_few_rows_are_counted_however_often_they_were_written(
+    bucket_factory: BucketFactory,
+) -> None:
+    bucket = bucket_factory(options=EAGER)
+    for _ in range(8):
+        bucket.put(batch(k=[1, 2], a=[1, 1], b=[1, 1]), owner="job")
+    assert bucket.estimated_rows() == 2
+    bucket.close()
+    bucket = bucket_factory(options=EAGER)
+    assert bucket.estimated_rows() == 2, "all are in RocksDB, and none in memory"
+    bucket.put(batch(k=[2, 3], a=[1, 1], b=[1, 1]))
+    assert bucket.estimated_rows() == 3, "one is in both"
+    delete(bucket, 1)
+    delete(bucket, 3)
+    assert bucket.estimated_rows() == 1, "what was deleted is in memory, with nothing in it"
 
 
 def test_a_bucket_gives_way_unless_somebody_has_it(bucket_factory: BucketFactory) -> None:

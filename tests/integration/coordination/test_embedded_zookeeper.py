@@ -1,5 +1,7 @@
 """The embedded server: its start, its end, and what it says where it cannot run."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -66,7 +68,7 @@ def test_without_java_it_says_what_to_install(
     reason = "there is none on the PATH"
     if how == "a wrong JAVA_HOME":
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-        reason = f"JAVA_HOME is {tmp_path}"
+        reason = f"JAVA_HOME is {tmp_path}, where there is no bin/java"
     with pytest.raises(ServerNotStarted) as missing:
         EmbeddedZooKeeper(tmp_path / "data").start()
     assert f"needs Java 17 or newer, and {reason}: install it" in str(missing.value)
@@ -79,12 +81,26 @@ def test_a_java_that_does_not_run_is_an_error(
     java.parent.mkdir()
     java.write_text("not a program")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ServerNotStarted, match="cannot run"):
+    with pytest.raises(ServerNotStarted, match=f"JAVA_HOME is {tmp_path}, whose bin/java is no"):
+        EmbeddedZooKeeper(tmp_path / "data").start()
+    java.chmod(0o755)
+    with pytest.raises(ServerNotStarted, match=f"cannot run .*, the Java of JAVA_HOME, {java};"):
         EmbeddedZooKeeper(tmp_path / "data").start()
     java.write_text("#!/bin/sh\necho a broken Java >&2\nexit 1\n")
-    java.chmod(0o755)
-    with pytest.raises(ServerNotStarted, match="a broken Java"):
+    with pytest.raises(ServerNotStarted, match=f"of JAVA_HOME, {java}; see .*\n?a broken Java"):
         EmbeddedZooKeeper(tmp_path / "data").start()
+
+
+def test_a_server_that_has_ended_by_itself_is_started_again_where_it_was(tmp_path: Path) -> None:
+    needs_java()
+    with EmbeddedZooKeeper(tmp_path) as server:
+        address = server.address
+        assert server.ended is None
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: server.ended is not None, "it has ended")
+        assert server.ended == "it was killed (SIGKILL)"
+        assert server.start().address == address
+        assert server.ended is None
 
 
 STARTER = """
