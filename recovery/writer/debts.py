@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foundation.errors import CorruptSegment, TallybookError
+from foundation.errors import TallybookError
 from foundation.failpoints import hit
-from locks.column_locks.column_lock import ColumnLock
 from locks.column_locks.records import Debt, DebtKind, Prepared
 from merge_engine.bucket.undo import UndoRange
 from recovery.leader.fenced_writers import Writer
@@ -28,10 +27,9 @@ _SAY_EVERY_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class DebtPayer:
-    """Pays the debts of a lock whose holder was fenced in all buckets, at these terms."""
+    """Pays the debts of a lock's holder that was fenced in all buckets, at these terms."""
 
     access: TableAccess
-    lock: ColumnLock
     writer: Writer
     terms: Terms
     redo: RedoLog | None
@@ -43,12 +41,7 @@ class DebtPayer:
             self._undo(debt)
             return {}
         assert debt.prepared is not None
-        try:
-            return self._keep(debt.owner, debt.prepared)
-        except CorruptSegment:
-            # Whoever has taken this debt over drops the batch when it is paid.
-            self.lock.check()
-            raise
+        return self._keep(debt.owner, debt.prepared)
 
     def _undo(self, debt: Debt) -> None:
         """Undo a debt, call by call, and say every few seconds how far it is."""

@@ -21,6 +21,7 @@ from foundation.errors import (
     Fenced,
     HandoverNeeded,
     InvalidInput,
+    PartitionGone,
     Retryable,
     RewoundBatch,
     SessionLost,
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-CURABLE = (StartOver, Retryable, UnknownOutcome)
+CURABLE = (StartOver, Retryable, UnknownOutcome, PartitionGone)
 """What a fresh start can cure, within the deadline."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -271,8 +272,8 @@ class TableWriter:
             return self._until_cured(attempt)
         except (Fenced, *CURABLE):
             raise
-        except Exception:
-            self._clean_up()
+        except Exception as exc:
+            self._clean_up(exc)
             raise
 
     def _run_once(self, batch: int, work: BatchWork) -> Mapping[BucketId, BucketResult]:
@@ -386,7 +387,6 @@ class TableWriter:
         hit("writer.fenced")
         payer = DebtPayer(
             access=self._access,
-            lock=lock,
             writer=writer,
             terms=self._terms,
             redo=self._redo,
@@ -411,12 +411,14 @@ class TableWriter:
         logger.info("%s starts over, after epoch %d", self._owner, self._held().epoch)
         self._begin()
 
-    def _clean_up(self) -> None:
+    def _clean_up(self, failure: Exception) -> None:
         """After a batch that failed for good: take back what it wrote, now rather than later."""
         if self._state is not WriterState.DIRTY:
             return
         try:
             self._until_cured(self._start_over)
+        except Fenced as exc:
+            raise exc from failure
         except TallybookError as exc:
             logger.warning("what `%s` has not committed is undone later: %s", self._owner, exc)
 
@@ -425,6 +427,9 @@ class TableWriter:
 
         That begins with the first failure: how long a batch takes that nothing happens to is
         nobody's concern here. Nor is how long an undo takes that makes progress.
+
+        Every failure of a writer comes by here. Whatever it is, a writer that no longer holds its
+        lock raises Fenced: its successor may have removed what it needed.
         """
         deadline, pause_s = float("inf"), _FIRST_PAUSE_S
         lost = False
@@ -437,14 +442,26 @@ class TableWriter:
             except Fenced:
                 self._state = WriterState.FENCED
                 raise
-            except CURABLE as exc:
+            except Exception as exc:
                 deadline = min(deadline, self._now() + self._deadline_s)
-                if self._now() + pause_s > deadline:
+                if not isinstance(exc, CURABLE) or self._now() + pause_s > deadline:
+                    self._check_held(exc)
                     raise
                 logger.info("%s tries again: %s", self._owner, exc)
                 lost = lost or isinstance(exc, SessionLost)
             self._pause(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _check_held(self, failure: Exception) -> None:
+        """Raise Fenced if the lock is known to be another's by now; the failure is its cause."""
+        try:
+            if self._lock is not None:
+                self._lock.check()
+        except Fenced as exc:
+            self._state = WriterState.FENCED
+            raise exc from failure
+        except TallybookError as exc:  # Nobody can say.
+            logger.info("whether `%s` still holds its lock is not known: %s", self._owner, exc)
 
     # --- Names and numbers ----------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class _Asked:
         if cut is None and call.isolation is Isolation.COMMITTED and len(wanted) > 1:
             cut = caller.cut()
         call = replace(call, buckets=tuple(wanted), keys=wanted, cut=cut)
-        shares = caller.ask(call, check_partitions=True)
+        shares = caller.ask(call)
         value_schema = pa.schema(self._shown)
         batches = {
             bucket: batch

@@ -146,7 +146,6 @@ def _send(
         repeatable=call.token is not None,
         patient=patient,
         changes=True,
-        check_partitions=True,
     )
     sealed = [bucket for buckets, answer in shares if answer.sealed for bucket in buckets]
     return replace(together(shares), sealed=frozenset(sealed))

@@ -387,7 +387,7 @@ class RemoteTable(DerivedCalls, Standing):
             schema_version=self.schema.version,
             buckets=tuple(chosen_buckets(self.bucket_ids(), buckets)),
         )
-        return dict(self.caller.call(call, check_partitions=True).results)
+        return dict(self.caller.call(call).results)
 
     def snapshots(self) -> dict[BucketId, tuple[ListedSnapshot, ...]]:
         """Return the snapshots of each bucket that may be leased, the oldest first."""

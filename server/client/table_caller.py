@@ -100,23 +100,21 @@ class TableCaller:
         call: BucketsCall[BucketsAnswer[Result]],
         *,
         patient: bool = True,
-        check_partitions: bool = False,
     ) -> Answers[Result]:
         """Call the buckets; return what each answered, and the sessions of the servers."""
-        return together(self.ask(call, patient=patient, check_partitions=check_partitions))
+        return together(self.ask(call, patient=patient))
 
     def ask(
         self,
         call: BucketsCall[Answer],
         *,
         send: Send[Answer] | None = None,
-        check_partitions: bool = False,
         **how: bool,
     ) -> list[tuple[Sequence[BucketId], Answer]]:
         """Send each server its share of a call; return the shares, and the answers to them.
 
-        `send`: if there is more to send than the call. `check_partitions`: PartitionGone for a
-        bucket that nobody leads because it is no more. `how`: as for `LeaderCalls.scatter`.
+        `send`: if there is more to send than the call. `how`: as for `LeaderCalls.scatter`. A
+        bucket that nobody leads because it is no more is PartitionGone, and not waited for.
         """
         shares: list[tuple[Sequence[BucketId], Answer]] = []
 
@@ -135,7 +133,7 @@ class TableCaller:
             [LeadKey(call.table_id, bucket) for bucket in call.buckets],
             self.table.buckets,
             send_share,
-            check_moved=self.check_partitions if check_partitions else None,
+            check_moved=self.check_partitions,
             **how,
         )
         return shares

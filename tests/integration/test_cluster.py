@@ -1,5 +1,6 @@
 """A cluster as its users see it: tables, puts, look-ups, changelog, partitions, schema, status."""
 
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,14 @@ from foundation.errors import (
     NotFenced,
     NotLeader,
     Overflow,
+    PartitionGone,
     SealedBatch,
     StaleLeaders,
     TableExists,
     UnknownColumn,
     UnknownTable,
 )
-from foundation.ids import BucketId, Token
+from foundation.ids import BucketId, LeadKey, Token
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
 from recovery.leader.fenced_writers import Writer
@@ -239,6 +241,55 @@ def test_partitions_come_with_the_rows_and_go_when_dropped(
     assert len(set(table.bucket_ids()) - before) == 2  # Another partition, not the old one.
     with pytest.raises(InvalidInput, match="there is no partition"):
         table.drop_partition(day="we")
+
+
+def test_a_fence_does_not_wait_for_the_leader_of_a_partition_that_was_dropped(
+    create: Callable[..., RemoteTable],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is dropped between the look at the partitions and the fence."""
+    table = create(partitioned=True, buckets=2)
+    table.create_partition(day="mo")
+    table.create_partition(day="tu")
+    fence, dropping = RemoteAccess.fence, ["mo"]
+
+    def drop_and_fence(access: RemoteAccess, *arguments: Any) -> Answers[int]:
+        if dropping:
+            table.drop_partition(day=dropping.pop())
+            wait_until(lambda: not _is_led(table, 1), "nobody leads the dropped partition")
+        return fence(access, *arguments)
+
+    monkeypatch.setattr(RemoteAccess, "fence", drop_and_fence)
+    with (
+        caplog.at_level(logging.INFO),
+        table.writer(owner_id="etl", columns=["orders"]) as writer,
+    ):
+        assert "etl tries again: the partitions with ids [1]" in caplog.text
+        assert writer.progress.starts == 2
+        assert writer.write(0, {"day": ["mo", "tu"], "id": [1, 1], "orders": [1, 2]})
+    assert sorted(table.to_arrow(["orders"])["orders"].to_pylist()) == [1, 2]
+
+
+def test_an_undo_without_locks_does_not_wait_for_a_partition_that_was_dropped(
+    create: Callable[..., RemoteTable],
+) -> None:
+    table = create(partitioned=True, column_locks=False, buckets=2)
+    table.put({"day": ["mo", "tu"], "id": [1, 1], "orders": [1, 2]}, owner="etl", token=Token(1, 0))
+    offsets = dict.fromkeys(table.bucket_ids(), 0)
+    table.drop_partition(day="mo")
+    [gone] = {bucket.partition for bucket in set(offsets) - set(table.bucket_ids())}
+    wait_until(lambda: not _is_led(table, gone), "nobody leads the dropped partition")
+    with pytest.raises(PartitionGone, match="were dropped meanwhile"):
+        table.undo("etl", ["orders"], offsets)
+    table.undo("etl", ["orders"], dict.fromkeys(table.bucket_ids(), 0))
+    assert table.to_arrow().num_rows == 0
+
+
+def _is_led(table: RemoteTable, partition: int) -> bool:
+    leaders = table.caller.cluster.coordinator.leaders
+    keys = [LeadKey(table.table_id, BucketId(partition, number)) for number in range(2)]
+    return bool(leaders.holders(keys))
 
 
 def test_a_partition_that_another_client_made_anew_is_found(

@@ -442,6 +442,36 @@ def test_a_task_that_arrives_after_its_batch_was_committed_is_refused(
     assert stored(table, KEYS) == {**counted(2), 0: (3, 30)}
 
 
+@pytest.mark.parametrize("recovery", ["undo", "redo"])
+def test_a_driver_that_was_superseded_while_its_tasks_ran_is_told_so(
+    sinks: Sinks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recovery: str
+) -> None:
+    """Its successor has cleared away what the tasks have staged, or written down."""
+    table = sinks.table(SUMS)
+    original = executors.put_from_executors
+    rows = pa.concat_tables([ones(), pa.table({"k": [None], "a": [1], "b": [1]}, ones().schema)])
+    settings: dict[str, Any] = {
+        "owner_id": "etl",
+        "recovery": recovery,
+        "bad_rows": "quarantine",
+        "quarantine_path": str(tmp_path / "bad"),
+    }
+    if recovery == "redo":
+        settings["redo_location"] = str(tmp_path / "redo")
+
+    def succeeded(*arguments: Any) -> executors.Outcome:
+        outcome = original(*arguments)
+        sinks.sink(table, ["a", "b"], **settings, route="driver")(sinks.frame(rows), 0)
+        return outcome
+
+    monkeypatch.setattr(tasks_work, "put_from_executors", succeeded)
+    first = sinks.sink(table, ["a", "b"], **settings, route="executors")
+    with pytest.raises(Fenced, match="stop for good"):
+        first(sinks.frame(rows), 0)
+    assert stored(table, KEYS) == counted(1)
+    assert len(list((tmp_path / "bad").glob("*.parquet"))) == 1
+
+
 def test_a_batch_that_the_driver_cannot_collect_goes_by_the_executors(sinks: Sinks) -> None:
     table = sinks.table(SUMS)
     sink = sinks.sink(table, ["a", "b"], owner_id="etl")

@@ -56,8 +56,7 @@ class KnownBuckets:
         assert lease_id == "held"
         return SimpleNamespace(snapshots=dict.fromkeys(self.held, 1))
 
-    def _ask(self, call: LogEnds, *, check_partitions: bool) -> list[Any]:
-        assert check_partitions
+    def _ask(self, call: LogEnds) -> list[Any]:
         known = [bucket for bucket in call.buckets if bucket in self.sizes]
         return [(known, SimpleNamespace(rows=[self.sizes[bucket] for bucket in known]))]
 

@@ -282,6 +282,43 @@ def test_a_fenced_writer_stops_for_good(world: World, writer: TableWriter) -> No
 
 
 @pytest.mark.parametrize(
+    "failure",
+    [
+        FileNotFoundError("the file that this batch has staged"),
+        InvalidInput("what the tasks have written is not there"),
+        CorruptSegment("the promise is gone"),
+        NotLeader("the bucket has moved"),
+    ],
+)
+def test_a_writer_that_has_a_successor_is_told_so_whatever_fails(
+    world: World, failure: Exception
+) -> None:
+    """The successor has cleared away what the batch needed."""
+    writer = world.start("a", "x", deadline_s=0.0)
+
+    def put(_: Grant) -> Answers[object]:
+        world.start("a", "x")
+        raise failure
+
+    with pytest.raises(Fenced, match="was acquired again, with epoch 2; stop for good") as told:
+        writer.run(0, PutBy(put))
+    assert told.value.__cause__ is failure
+    assert writer.state is WriterState.FENCED
+
+
+def test_a_failure_is_told_as_it_is_while_nobody_can_say_who_holds_the_lock(
+    world: World, writer: TableWriter
+) -> None:
+    def put(_: Grant) -> Answers[object]:
+        world.losses.append("session")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        writer.run(0, PutBy(put))
+    assert world.write(writer, 0, x(1))
+
+
+@pytest.mark.parametrize(
     "happening",
     [
         lambda world: world.hand_over(0),
