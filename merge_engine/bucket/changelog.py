@@ -4,6 +4,8 @@ A record is about its owner's columns only: the others are null, and `_changed_c
 that it speaks of. Full rows would show one owner's readers another's uncommitted values.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 
@@ -21,6 +23,17 @@ ABOUT_CHANGES = frozenset(
 )
 CHANGE_TYPES = ("insert", "update_preimage", "update_postimage", "delete")
 _INSERT, _BEFORE, _AFTER, _DELETE = range(4)
+
+
+class ChangeBatch(NamedTuple):
+    """Change records, and the version of the table's schema under which they are shown.
+
+    Only that says which columns these are: a column that was dropped and another one, added in its
+    place, may have the same name and type.
+    """
+
+    records: pa.RecordBatch
+    schema_version: int
 
 
 def changelog_schema(schema: Schema) -> pa.Schema:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from foundation.arguments import bucket_of, whole_of
 from foundation.ids import BucketId
 from locks.encoding.offsets import Offsets
-from merge_engine.bucket.changelog import changelog_schema
+from merge_engine.bucket.changelog import ChangeBatch
 from merge_engine.bucket.log import wall_clock_ms
 from merge_engine.bucket.options import MEBIBYTE, BucketOptions
 from merge_engine.embedded.catalog import Catalog
@@ -204,12 +204,13 @@ class Table(EmbeddedTable, Standing):
         """
         first, last = self._span(since, until)
 
-        def read(bucket: BucketId) -> Iterator[pa.RecordBatch]:
+        def read(bucket: BucketId) -> Iterator[ChangeBatch]:
             found = open_changes_between(self.bucket(bucket), first.at(bucket), last.at(bucket))
-            return (batch for batch, _ in found.records() if batch.num_rows)
+            version = found.schema.version
+            return (ChangeBatch(batch, version) for batch, _ in found.records() if batch.num_rows)
 
         wanted = chosen_buckets(self.bucket_ids(), buckets)
-        return TableChanges(wanted, changelog_schema(self.schema), read, (first, last))
+        return TableChanges(wanted, self.schema, read, (first, last))
 
     def _earliest(self) -> Cut:
         starts = {bucket: self.bucket(bucket).start_offset for bucket in self.bucket_ids()}

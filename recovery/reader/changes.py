@@ -10,6 +10,7 @@ from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.changelog import change_records, changelog_schema
 from merge_engine.bucket.segment import Segment, SegmentHeader
 from merge_engine.encoding.stored_rows import SchemaHistory
+from merge_engine.schema.schema import Schema
 from recovery.reader.cut import BucketCut
 from recovery.reader.isolation import ReadRecords, committed_changes, undone_columns, undone_of
 from recovery.reader.later import later_headers, read_later
@@ -25,9 +26,14 @@ class BucketChanges:
     _segments: Iterable[Segment]
 
     @property
-    def schema(self) -> pa.Schema:
+    def schema(self) -> Schema:
+        """The table's schema under which all of them are shown."""
+        return self.history.current
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
         """What a record has."""
-        return changelog_schema(self.history.current)
+        return changelog_schema(self.schema)
 
     def records(self) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield batches of records, each with where to go on after it."""

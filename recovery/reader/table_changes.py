@@ -8,11 +8,13 @@ import pyarrow as pa
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId
 from foundation.parallel import map_all
+from merge_engine.bucket.changelog import ChangeBatch, changelog_schema
+from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 
 BUCKET = "_bucket"
 _AT_ONCE = 4
-ReadBucket = Callable[[BucketId], Iterator[pa.RecordBatch]]
+ReadBucket = Callable[[BucketId], Iterator[ChangeBatch]]
 """Yields the change records of a bucket."""
 
 
@@ -26,11 +28,11 @@ class TableChanges:
     def __init__(
         self,
         buckets: Sequence[BucketId],
-        schema: pa.Schema,
+        table_schema: Schema,
         read: ReadBucket,
         cuts: tuple[Cut, Cut],
     ) -> None:
-        """`schema`: of the records of one bucket, which are the same but for its name."""
+        """`table_schema`: the one under which records are shown."""
         since, until = cuts
         if not since.is_before(until):
             raise InvalidInput(
@@ -39,8 +41,9 @@ class TableChanges:
             )
         self.buckets = list(buckets)
         self.since, self.until = since, until
-        self.schema: pa.Schema = schema.append(pa.field(BUCKET, pa.string()))
-        self._records = schema
+        named = pa.field(BUCKET, pa.string())
+        self.schema: pa.Schema = changelog_schema(table_schema).append(named)
+        self._version = table_schema.version
         self._read = read
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -54,8 +57,8 @@ class TableChanges:
 
     def of_bucket(self, bucket: BucketId) -> Iterator[pa.RecordBatch]:
         """Yield the records of one bucket."""
-        for batch in self._read(bucket):
-            if batch.schema != self._records:
+        for batch, version in self._read(bucket):
+            if version != self._version:
                 raise InvalidInput(
                     "the table was altered while its changes were read; begin again, from the same "
                     "cut, with `table.changes`"

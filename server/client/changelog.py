@@ -7,9 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import PartitionGone, ServerUnavailable
+from foundation.errors import PartitionGone, ServerFailed, ServerUnavailable
 from foundation.ids import BucketId, LeadKey
 from locks.encoding.offsets import Offsets
+from merge_engine.bucket.changelog import ChangeBatch
 from recovery.reader.cut import Cut
 from recovery.reader.cut_between import Piece
 from server.client.connections import Broken
@@ -22,6 +23,8 @@ from server.protocol.reads import (
     ReadChanges,
     StreamCall,
 )
+
+_Told = tuple[pa.RecordBatch, ChangelogBatch]
 
 
 class Changelog:
@@ -36,6 +39,27 @@ class Changelog:
         self.next_offset = call.from_offset if isinstance(call, ReadChangelog) else call.after
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield batches, each under the newest schema that its server has."""
+        return (batch for batch, _ in self._messages())
+
+    def with_version(self) -> Iterator[ChangeBatch]:
+        """Yield batches, each with the version of the schema under which it is shown."""
+        return (ChangeBatch(batch, self._version_of(told)) for batch, told in self._messages())
+
+    def _version_of(self, told: ChangelogBatch) -> int:
+        if told.schema_version is not None:
+            return told.schema_version
+        self._caller.refresh()
+        table = self._caller.table
+        if len(table.history.schemas) > 1:
+            raise ServerFailed(
+                f"the leader of bucket {self._key} is of an earlier release, which does not say "
+                f"which columns it shows of table {table.name}, which was altered: upgrade servers "
+                "before their clients"
+            )
+        return table.schema.version
+
+    def _messages(self) -> Iterator[_Told]:
         """Yield batches; a connection that breaks is taken up again where it broke.
 
         So is a stream that lasts longer than a call may: a server that hangs is noticed by that.
@@ -55,7 +79,7 @@ class Changelog:
                     ) from exc
                 self._calls.directory.refresh([self._key])
 
-    def _stream(self) -> Iterator[pa.RecordBatch]:
+    def _stream(self) -> Iterator[_Told]:
         def begin(address: str, keys: Sequence[LeadKey], left_s: float) -> Mapping[LeadKey, Any]:
             stream = self._calls.connections.stream(address, self._rest(), left_s)
             return {key: (next(stream, None), stream) for key in keys}
@@ -71,7 +95,7 @@ class Changelog:
             batch, told = first
             self.next_offset = told.next_offset
             if batch is not None and batch.num_rows:
-                yield batch
+                yield batch, told
             first = next(stream, None)
 
     def _rest(self) -> StreamCall[ChangelogBatch]:
@@ -118,8 +142,8 @@ def earliest_cut(caller: TableCaller) -> Cut:
 
 def bucket_changes(
     caller: TableCaller, since: Cut, until: Cut, bucket: BucketId
-) -> Iterator[pa.RecordBatch]:
-    """Yield a bucket's change records from one cut to another.
+) -> Iterator[ChangeBatch]:
+    """Yield a bucket's change records from one cut to another, each batch with its version.
 
     Those of a batch are all about the same columns of one owner.
     """
@@ -130,7 +154,7 @@ def bucket_changes(
         since=since.only([bucket]),
         until=until.only([bucket]),
     )
-    return iter(Changelog(caller, call))
+    return Changelog(caller, call).with_version()
 
 
 def pieces_between(

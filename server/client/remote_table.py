@@ -23,6 +23,7 @@ from locks.catalog.definitions import TableDefinition
 from locks.coordinator import Coordinator
 from locks.encoding.offsets import Offsets
 from locks.snapshots.list_records import ListedSnapshot
+from merge_engine.bucket.changelog import changelog_schema
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.tokens import check_writer
@@ -48,7 +49,7 @@ from server.client.asking import Result, ask
 from server.client.changelog import Changelog, bucket_changes, earliest_cut, log_ends
 from server.client.lookups import look_up, look_up_async, look_up_now
 from server.client.puts import put_unlocked
-from server.client.scan_sources import LogRows, live_rows, log_schema, row_schema, snapshot_rows
+from server.client.scan_sources import LogRows, live_rows, row_schema, snapshot_rows
 from server.client.snapshot_lease import (
     BorrowedLease,
     HeldSnapshots,
@@ -279,10 +280,8 @@ class RemoteTable(DerivedCalls, Standing):
         first, last = self._span(since, until)
         wanted = chosen_buckets(self.bucket_ids(), buckets)
         self.refresh()  # Records have all columns that there are, not those we know of.
-        schema = log_schema(self.definition)
-        return TableChanges(
-            wanted, schema, partial(bucket_changes, self.caller, first, last), (first, last)
-        )
+        read = partial(bucket_changes, self.caller, first, last)
+        return TableChanges(wanted, self.schema, read, (first, last))
 
     def changelog(
         self,
@@ -356,13 +355,13 @@ class RemoteTable(DerivedCalls, Standing):
                 )
             offsets = offsets_of(from_offsets or {}, "from_offsets")
             self.refresh()  # Records have all columns that there are, not those we know of.
-            schema = log_schema(self.definition)
+            schema = self.schema
 
             def changes(key: BucketId, most: int | None) -> LogRows:
                 changelog = self.changelog(key, offsets.get(key, 0), isolation=shown)
-                return LogRows(changelog, schema, most)
+                return LogRows(changelog, schema.version, most)
 
-            return TableScan(wanted, schema, changes, limit=limit)
+            return TableScan(wanted, changelog_schema(schema), changes, limit=limit)
         cut = self._stand(shown, at)
         opening = live_rows(self.caller, table, chosen, cut)
         return TableScan(wanted, row_schema(table, chosen), opening, cut=cut, limit=limit)

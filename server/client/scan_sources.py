@@ -7,7 +7,6 @@ import pyarrow as pa
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId
 from locks.snapshots.list_records import ListedSnapshot
-from merge_engine.bucket.changelog import changelog_schema
 from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.schema import Column
 from merge_engine.storage.objects import ObjectStorage
@@ -82,11 +81,6 @@ def snapshot_rows(
     return open_rows
 
 
-def log_schema(table: ClusterTable) -> pa.Schema:
-    """Return what change records have."""
-    return changelog_schema(table.schema)
-
-
 class LogRows:
     """A bucket's change records from an offset on, to iterate once.
 
@@ -94,9 +88,10 @@ class LogRows:
     that of the update, whose first image then comes again.
     """
 
-    def __init__(self, changes: Changelog, schema: pa.Schema, limit: int | None) -> None:
+    def __init__(self, changes: Changelog, schema_version: int, limit: int | None) -> None:
+        """`schema_version`: the one under which records are wanted."""
         self._changes = changes
-        self._schema = schema
+        self._version = schema_version
         self._limit = limit
         self.offset = changes.next_offset
         self.closed = False
@@ -107,8 +102,8 @@ class LogRows:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield batches, as many records as the limit says."""
         left = self._limit
-        for batch in self._changes:
-            if batch.schema != self._schema:
+        for batch, version in self._changes.with_version():
+            if version != self._version:
                 raise InvalidInput(
                     "the table was altered while its log was read; begin again from the offset of "
                     "each bucket, with `table.refresh()` first"

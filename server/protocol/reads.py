@@ -339,9 +339,14 @@ class Scan(StreamCall[ScanMessage]):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangelogBatch(Message):
-    """Where the changelog goes on after this batch."""
+    """Where the changelog goes on after this batch.
+
+    `schema_version`: of the table's schema under which its records are shown. Earlier releases did
+    not send it.
+    """
 
     next_offset: Annotated[int, NUMBER]
+    schema_version: Annotated[int | None, NUMBER] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ class Reading:
             stop,
             committed=call.isolation is Isolation.COMMITTED,
         )
-        return found.schema, _messages(found)
+        return found.arrow_schema, _messages(found)
 
     def changes(self, call: ReadChanges) -> tuple[pa.Schema, Iterator[Any]]:
         """Return batches of change records from one cut to another, each with where to go on."""
@@ -62,7 +62,7 @@ class Reading:
         bucket = self._hosting.get(key).bucket
         self._session.check()
         found = open_changes_between(bucket, since, until, after=call.after)
-        return found.schema, _messages(found)
+        return found.arrow_schema, _messages(found)
 
     def pieces(self, call: ChangedPieces) -> ChangedPiecesAnswer:
         """Return which batches are between two cuts, and how large they are."""
@@ -91,7 +91,8 @@ class Reading:
 
 def _messages(changes: BucketChanges) -> Iterator[Any]:
     """Yield batches of records, each with where to go on after it; the last one is empty."""
+    version = changes.schema.version
     for batch, following in changes.records():
-        yield batch, ChangelogBatch(next_offset=following).to_body()
-    nothing = pa.RecordBatch.from_pylist([], schema=changes.schema)
-    yield nothing, ChangelogBatch(next_offset=changes.end).to_body()
+        yield batch, ChangelogBatch(next_offset=following, schema_version=version).to_body()
+    nothing = pa.RecordBatch.from_pylist([], schema=changes.arrow_schema)
+    yield nothing, ChangelogBatch(next_offset=changes.end, schema_version=version).to_body()

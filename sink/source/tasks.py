@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from foundation.errors import InvalidInput, PartitionGone, UnknownTable
 from foundation.ids import BucketId
-from merge_engine.bucket.changelog import ABOUT_CHANGES, changelog_schema
+from merge_engine.bucket.changelog import ABOUT_CHANGES
 from merge_engine.embedded.derived_calls import FOUND
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.merging.grouping import group_by_key
@@ -178,15 +178,17 @@ class ReadChanges(TableTask):
         """
         table = self.wanted.remote
         table.refresh()
-        shown, names = None, {}
+        shown: Schema | None = None
+        names: dict[str, str] = {}
         for bucket in self.buckets:
             try:
-                for batch in bucket_changes(table.caller, self.since, self.until, bucket):
-                    if batch.schema != shown:
-                        shown, names = batch.schema, self._names(table, batch.schema)
+                for batch, version in bucket_changes(table.caller, self.since, self.until, bucket):
+                    if shown is None or version != shown.version:
+                        shown = table.caller.knowing(version).schema(version)
+                        names = self._names_in(shown)
                     found = _under_old_names(batch, names, keys_only=self._of_any_column)
                     if found.num_rows:
-                        yield _Records(bucket, found, self._speaks_of_all(batch))
+                        yield _Records(bucket, found, self._speaks_of_all(batch, shown))
             except PartitionGone as exc:
                 if self.all_or_nothing:
                     raise
@@ -197,31 +199,17 @@ class ReadChanges(TableTask):
         """Whether records about other columns than those that are wanted come, too."""
         return not self.wanted.columns
 
-    def _speaks_of_all(self, batch: pa.RecordBatch) -> bool:
-        """Whether records are about all columns that the table has by now."""
-        told = len(batch.column(CHANGED)[0].as_py())
-        return bool(
-            told == len(self.wanted.columns)
-            and told + len(self.wanted.table.schema.key_columns) + len(ABOUT_CHANGES)
-            == len(batch.schema)
-        )
-
-    def _names(self, table: RemoteTable, shown: pa.Schema) -> dict[str, str]:
-        """Return the names that columns have in these records, and had when the query was planned.
-
-        A server may know of alterations that we do not, or we of some that it does not.
-        InvalidInput if a column was dropped: a query goes on with the columns that it began with.
-        """
-        table.refresh()
-        schemas = [one for one in table.definition.history.schemas.values() if _fits(one, shown)]
-        found = [self._names_in(schema) for schema in schemas]
-        if not found or any(one != found[0] for one in found):
-            raise InvalidInput(
-                f"table {table.name} was altered while its changes were read; start the query again"
-            )
-        return found[0]
+    def _speaks_of_all(self, batch: pa.RecordBatch, schema: Schema) -> bool:
+        """Whether records are about all columns of their schema, and all of these are wanted."""
+        changed = len(batch.column(CHANGED)[0].as_py())
+        return changed == len(self.wanted.columns) == len(schema.value_columns)
 
     def _names_in(self, schema: Schema) -> dict[str, str]:
+        """Return the names that columns have in records, and had when the query was planned.
+
+        `schema`: the one under which the records are shown, which may be a later one than ours.
+        InvalidInput if a column was dropped: a query goes on with the columns that it began with.
+        """
         by_id = {column.id: column.name for column in schema.columns}
         before = self.wanted.table.schema
         names = {}
@@ -315,11 +303,6 @@ class _Records(NamedTuple):
 def restricted(task: ReadChanges) -> ReadChanges:
     """Return a task with its cuts as far as they are about its buckets: they travel with it."""
     return replace(task, since=task.since.only(task.buckets), until=task.until.only(task.buckets))
-
-
-def _fits(schema: Schema, shown: pa.Schema) -> bool:
-    """Whether these are change records of a schema."""
-    return bool(changelog_schema(schema) == shown)
 
 
 def _under_old_names(

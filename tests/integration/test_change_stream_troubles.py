@@ -9,6 +9,7 @@ import pytest
 
 from foundation.errors import CutTooOld, InvalidInput, UnknownTable
 from locks.encoding.offsets import Offsets
+from merge_engine.bucket.changelog import ChangeBatch
 from recovery.writer.table_writer import TableWriter
 from server.client.changelog import bucket_changes
 from server.client.remote_table import RemoteTable
@@ -167,7 +168,7 @@ def test_names_that_change_while_a_task_begins_lose_nothing(
     stream.start()
     renamed = iter([("a", "x"), ("b", "y"), ("x", "b"), ("y", "a")])
 
-    def read(*arguments: Any) -> Iterator[pa.RecordBatch]:
+    def read(*arguments: Any) -> Iterator[ChangeBatch]:
         old_and_new = next(renamed, None)
         if old_and_new is not None:
             table.rename_column(*old_and_new)
@@ -209,6 +210,40 @@ def test_a_column_that_is_dropped_ends_a_query_that_wants_it_and_no_other(
     for records in some.batches.values():
         APPLY[mode](cells, records)
     assert cells == table_at(table)
+
+
+@pytest.mark.parametrize("mode", ["changes", "upserts"])
+def test_a_column_added_in_the_place_of_a_dropped_one_is_another_column(
+    scene: Scene, mode: str
+) -> None:
+    """Of the same name and type: how the function of a column is changed."""
+    table = scene.table()
+    one, other = scene.writer(table, "one", "a"), scene.writer(table, "other", "b")
+    write(one, a=1)
+    write(other, b=5)
+    before = table.cut()
+    running = scene.stream(table, "full", mode=mode)
+    running.start(available_now=False)
+    running.step()
+    other.close()
+    table.drop_column("b")
+    table.add_column("b", "BIGINT", "max")
+    with table.writer(owner_id="again", columns=["b"], handover=True) as again:
+        write(again, b=7)
+    write(one, a=1)
+    expected = table_at(table)
+    assert set(expected.values()) == {2, 7}
+    then = {(k, "a"): 1 for k in KEYS}
+    for start, cells in (("full", {}), ("earliest", {}), (before, {**then})):
+        for records in scene.stream(table, start, mode=mode).run():
+            APPLY[mode](cells, records)
+        assert cells == expected, start
+    # A query that began with the former column does not take the other one's values for its own.
+    with pytest.raises(InvalidInput, match=r"column 'b' of table .* was dropped"):
+        to_the_end(running)
+    for records in running.run():
+        APPLY[mode](then, records)
+    assert then == expected, "started again, it has the new column"
 
 
 def test_records_about_a_dropped_column_alone_are_none(scene: Scene) -> None:

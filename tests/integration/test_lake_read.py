@@ -155,6 +155,13 @@ def test_columns_altered_since_the_copy_are_read_as_they_are_now(scene: TieringS
     table.drop_column("c")
     table.add_column("c", "STRING", "last_value")
     check_union(scene, table, lake)
+    table.drop_column("c")
+    table.add_column("c", "STRING", "first_value")
+    scene.tier(table, lake)
+    with table.writer(owner_id="w", columns=["c"], handover=True) as writer:
+        write(writer, {"key": [2, 4], "c": ["x", "y"]})
+    rows = check_union(scene, table, lake)
+    assert {row["key"]: row["c"] for row in rows.to_pylist()} == {2: "x", 4: "y"}
 
 
 def test_partitions_that_came_or_went_since_the_copy(scene: TieringScene) -> None:

@@ -17,6 +17,7 @@ from foundation.errors import (
     InvalidInput,
     NotLeader,
     PartitionGone,
+    ServerFailed,
     ServerUnavailable,
     TallybookError,
     TooManyScanners,
@@ -40,7 +41,8 @@ from server.client.lookups import look_up
 from server.client.remote_table import RemoteTable
 from server.client.scan_sources import row_schema, snapshot_rows
 from server.protocol import wire
-from server.protocol.reads import CloseScanners, Scan, ScanBatch, ScanBegun
+from server.protocol.reads import ChangelogBatch, CloseScanners, Scan, ScanBatch, ScanBegun
+from server.tablet import reading as server_reading
 from server.tablet.limits import ScannerLimits
 from server.tablet.tablet_server import TabletServer
 from tests.conftest import schema_of
@@ -591,6 +593,40 @@ def test_a_table_that_is_altered_while_its_log_is_read_says_so_and_where_to_go_o
     assert rest["c"].drop_null().to_pylist() != []
     kinds = rest["_change_type"].to_pylist()
     assert kinds.count("insert") + seen == 100
+
+
+def test_a_log_that_is_read_has_no_values_of_a_column_in_the_place_of_another(
+    create: Create,
+) -> None:
+    table = create()
+    fill(table, note=["old"] * 100)
+    reading = iter(table.scan(source=ScanSource.LOG))
+    next(reading)
+    table.drop_column("note")
+    table.add_column("note", pa.string(), "first_value")
+    fill(table, note=["new"] * 100)
+    with pytest.raises(InvalidInput, match="altered while its log was read"):
+        list(reading)
+
+
+def test_a_server_that_does_not_say_which_columns_it_shows_is_not_guessed_at(
+    create: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an earlier release."""
+
+    def earlier(*, next_offset: int, schema_version: int) -> ChangelogBatch:
+        assert schema_version
+        return ChangelogBatch(next_offset=next_offset)
+
+    monkeypatch.setattr(server_reading, "ChangelogBatch", earlier)
+    table = create()
+    fill(table)
+    assert table.changes().to_arrow().num_rows == 100
+    table.drop_column("a")
+    table.add_column("a", pa.int64(), "sum")
+    fill(table)
+    with pytest.raises(ServerFailed, match="upgrade servers before their clients"):
+        table.changes().to_arrow()
 
 
 @pytest.mark.parametrize("isolation", ["latest", "committed"])

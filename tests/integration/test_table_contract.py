@@ -626,6 +626,25 @@ def test_changes_lead_from_one_cut_to_another(create: Create) -> None:
         table.changes(cuts[2], cuts[1])
 
 
+def test_changes_have_no_values_of_a_column_that_takes_the_place_of_theirs(
+    create: Create,
+) -> None:
+    table = create()
+    table.put({"k": list(range(20)), "note": ["old"] * 20})
+    changes = table.changes()
+    first, *_ = changes.buckets
+    shown = {row["note"] for batch in changes.of_bucket(first) for row in batch.to_pylist()}
+    assert shown == {"old"}
+    table.drop_column("note")
+    table.add_column("note", "STRING", "first_value")
+    table.put({"k": list(range(20)), "note": ["new"] * 20})
+    with pytest.raises(InvalidInput, match=r"was altered while its changes were read; begin again"):
+        changes.to_arrow()
+    again = table.changes().to_arrow()
+    assert again.schema == changes.schema
+    assert set(again["note"].to_pylist()) == {"new"}
+
+
 def test_a_cut_that_is_none_or_of_another_table_is_refused(create: Create) -> None:
     table, other = create(), create()
     foreign = str(other.cut())

@@ -400,6 +400,12 @@ def test_columns_that_are_added_dropped_and_renamed_follow(
         write(writer, {"k": [2], "c": ["text"]})
     assert tier(RoundKind.COPY) == ["k", "amount", "c"]
     assert "is made anew: 'c' was dropped" in caplog.text
+    table.drop_column("c")
+    table.add_column("c", "STRING", "first_value")
+    assert tier(RoundKind.COPY) == ["k", "amount", "c"]
+    with table.writer(owner_id="w", columns=["amount", "c"], handover=True) as writer:
+        write(writer, {"k": [2, 5], "amount": [1, 1], "c": ["other", "other"]})
+    assert tier(RoundKind.CHANGES) == ["k", "amount", "c"], "of the same name and type"
     table.rename_column("k", "key")
     assert tier(RoundKind.COPY) == ["key", "amount", "c"]
     commit_key(table)

@@ -241,6 +241,7 @@ RECORDED: dict[str, Message] = {
         **LOCKED, bucket=A, from_offset=0, isolation=COMMITTED
     ),
     "changelog_batch": ChangelogBatch(next_offset=9),
+    "changelog_batch-of_a_schema": ChangelogBatch(next_offset=9, schema_version=3),
     "read_changes": ReadChanges(**LOCKED, bucket=A, since=SINCE, until=UNTIL, after=7),
     "changed_pieces": ChangedPieces(**LOCKED, buckets=(A, B), since=SINCE, until=UNTIL),
     "changed_pieces_answer": ChangedPiecesAnswer(

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from foundation.errors import PartitionGone
 from foundation.ids import BucketId
-from merge_engine.bucket.changelog import changelog_schema
+from merge_engine.bucket.changelog import ChangeBatch, changelog_schema
 from merge_engine.embedded.derived_calls import FOUND
+from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from server.client.cluster import Recipe
@@ -61,9 +62,9 @@ class Server:
 
     def bucket_changes(
         self, _: object, since: Cut, until: Cut, bucket: BucketId
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[ChangeBatch]:
         assert since.is_before(until)
-        yield from self.records.get(bucket, [])
+        yield from (ChangeBatch(one, 1) for one in self.records.get(bucket, []))
         if bucket in self.gone:
             raise PartitionGone("it was dropped")
 
@@ -99,13 +100,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    history = SimpleNamespace(schemas={1: server.schema})
-    remote = SimpleNamespace(
-        refresh=lambda: None,
-        caller=None,
-        name="orders",
-        definition=SimpleNamespace(history=history),
-    )
+    history = SchemaHistory([server.schema])
+    caller = SimpleNamespace(knowing=lambda _: history)
+    remote = SimpleNamespace(refresh=lambda: None, caller=caller, name="orders")
     monkeypatch.setattr(Wanted, "remote", remote)
     monkeypatch.setattr(tasks, "bucket_changes", server.bucket_changes)
     monkeypatch.setattr(tasks, "look_up", server.look_up)
