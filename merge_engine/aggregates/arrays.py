@@ -13,9 +13,16 @@ Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
 
+def may_have_nulls(array: pa.Array) -> bool:
+    """Tell whether a value may be null; Arrow counts none in unions and in runs."""
+    kind = array.type
+    hidden = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
+    return bool(hidden or array.null_count)
+
+
 def valid_mask(array: pa.Array) -> Mask:
     """Return True where the array has a value."""
-    if array.null_count == 0:
+    if not may_have_nulls(array):
         return np.ones(len(array), dtype=bool)
     mask: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     return mask

@@ -21,6 +21,9 @@ from merge_engine.aggregates.parameters import read_text, read_whole_number
 
 DEFAULT_DELIMITER = ","
 
+# How many items a list can have.
+_LONGEST = 2**31 - 1
+
 _read_limit = read_whole_number(1)
 
 
@@ -32,6 +35,8 @@ class _Gathered(AggregateFunction):
     def __init__(self, result_type: pa.DataType, limit: int | None = None) -> None:
         super().__init__(result_type)
         self.limit = limit
+        # What counts: no list of Arrow's has more items, and NumPy no larger numbers than 64 bits.
+        self._most = None if limit is None else min(limit, _LONGEST)
 
     @property
     def state_type(self) -> pa.DataType:
@@ -79,11 +84,11 @@ class _Newest(_Gathered):
     """States are what came last, up to the limit."""
 
     def combine(self, older: pa.Array, newer: pa.Array) -> pa.Array:
-        rows = Lists.of(older).concatenate(Lists.of(newer), newest=self.limit)
+        rows = Lists.of(older).concatenate(Lists.of(newer), newest=self._most)
         return rows.to_array(self.state_type)
 
     def _settle(self, rows: Lists) -> Lists:
-        return rows.newest(self.limit)
+        return rows.newest(self._most)
 
 
 class ArrayAgg(_Newest):

@@ -16,6 +16,7 @@ from merge_engine.aggregates.arrays import (
     count_in_runs,
     first_true,
     from_numbers,
+    may_have_nulls,
     run_lengths,
     to_numbers,
     valid_mask,
@@ -116,7 +117,7 @@ class Count(Sum):
         return pc.fill_null(super().fold(states, starts), 0)
 
     def accumulate(self, values: pa.Array, order: pa.Array | None, starts: Starts) -> pa.Array:  # noqa: ARG002
-        if values.null_count == 0:
+        if not may_have_nulls(values):
             return pa.array(run_lengths(starts, len(values)), pa.int64())
         return pa.array(count_in_runs(valid_mask(values), starts))
 
@@ -127,7 +128,7 @@ class Count(Sum):
         rows: Rows,
         starts: Starts,
     ) -> pa.Array:
-        if values.null_count == 0:
+        if not may_have_nulls(values):
             return pa.array(run_lengths(starts, len(rows)), pa.int64())
         return pa.array(count_in_runs(valid_mask(values)[rows], starts))
 

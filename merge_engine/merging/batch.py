@@ -31,7 +31,7 @@ from merge_engine.encoding.keys import KeyCodec
 from merge_engine.encoding.ragged import Flags
 from merge_engine.encoding.soundness import complaint, is_sound, show, unsound_rows
 from merge_engine.schema.schema import Column, Schema
-from merge_engine.schema.types import conform, in_table_type
+from merge_engine.schema.types import conform, decoded, in_table_type
 
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
@@ -205,8 +205,7 @@ def _read_operations(data: pa.RecordBatch | pa.Table, name: str) -> Flags:
     operations = data.column(name)
     if isinstance(operations, pa.ChunkedArray):
         operations = operations.combine_chunks()
-    if pa.types.is_dictionary(operations.type):
-        operations = operations.dictionary_decode()
+    operations = decoded(operations)
     if pa.types.is_integer(operations.type):
         upserts = pc.equal(operations, Operation.UPSERT.value)
         deletes = pc.equal(operations, Operation.DELETE.value)

@@ -140,7 +140,7 @@ class SchemaBuilder:
             primary_key=tuple(ids[name] for name in self._primary_key),
             partition_by=tuple(ids[name] for name in self._partitioned_by),
             next_column_id=len(names) + 1,
-        )
+        ).with_checked_orders()
 
     def _check_key(self, names: Sequence[str]) -> None:
         if not self._primary_key:

@@ -50,7 +50,7 @@ _KNOWN = (*_PLAIN_TYPES, *_DECIMALS, *_SIZED_STRINGS, *_NESTED)
 _NAMES = {data_type: name for name, data_type in reversed(_PLAIN_TYPES.items())}
 
 # A name in backticks, a comment in quotes, a word or a number, or punctuation.
-_TOKEN = re.compile(r"""\s*(`(?:[^`]|``)+`|'[^']*'|"[^"]*"|\w+|[<>(),:])""")
+_TOKEN = re.compile(r"""\s*(`(?:[^`]|``)+`|'(?:[^']|'')*'|"[^"]*"|\w+|[<>(),:])""")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Far deeper than any real type, and far from Python's own limit on recursion.

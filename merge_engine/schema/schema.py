@@ -30,7 +30,7 @@ from foundation.suggestions import did_you_mean
 from merge_engine.aggregates.base import AggregateFunction
 from merge_engine.aggregates.registry import AggFunction, create_function, find_function
 from merge_engine.schema.invariants import check_schema
-from merge_engine.schema.types import parse_type, type_name
+from merge_engine.schema.types import go_together, parse_type, type_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class Schema:
             columns=(*self.columns, column),
             version=self.version + 1,
             next_column_id=self.next_column_id + 1,
-        )
+        ).with_checked_orders()
 
     def drop_column(self, name: str) -> "Schema":
         """Return the next version without this value column; its id is never used again."""
@@ -153,14 +153,42 @@ class Schema:
     def rename_column(self, old: str, new: str) -> "Schema":
         """Return the next version with another name for a column, of the key or not.
 
-        An `order_by` names a column of the input, not of the table, so it stays as it is.
+        Where others are ordered by this column, they are from now on by its new name: that is what
+        batches call it. An `order_by` that names no column of the table stays as it is.
         """
         renamed = self.column(old)
         columns = tuple(
-            replace(column, name=new) if column.id == renamed.id else column
+            replace(
+                column,
+                name=new if column.id == renamed.id else column.name,
+                function=_ordered_by(column, old, new),
+            )
             for column in self.columns
         )
-        return replace(self, columns=columns, version=self.version + 1)
+        schema = replace(self, columns=columns, version=self.version + 1)
+        return schema.with_checked_orders()
+
+    def with_checked_orders(self) -> "Schema":
+        """Return this schema; SchemaError if a batch cannot have a column and be ordered by it.
+
+        A batch has one column of a name: what is stored under it and what orders by it has to go
+        with one type. Schemas that are read are not checked: they were made before this was asked.
+        """
+        types = self.input_types
+        for column in self.value_columns:
+            assert column.function is not None
+            name, order_type = column.function.order_by, column.function.order_type
+            if name is None or order_type is None or types.get(name) is None:
+                continue
+            ordering = self.column(name)
+            rounds = ordering.function is not None and ordering.function.rounds_input
+            if not go_together(types[name], order_type, rounding=rounds):
+                raise SchemaError(
+                    f"column '{column.name}' is ordered by '{name}' as {type_name(order_type)}, "
+                    f"but column '{name}' takes {type_name(types[name])}, and a batch has one "
+                    "column of this name; use another name"
+                )
+        return self
 
     def arrow_schema(self) -> pa.Schema:
         """Return what a reader sees: all columns in the order of declaration, keys not null."""
@@ -264,6 +292,16 @@ def create_column_function(
     return create_function(
         find_function(function, column=column), column_type, parameters, column=column
     )
+
+
+def _ordered_by(column: Column, old: str, new: str) -> AggregateFunction | None:
+    """Return the column's function, ordered by the new name if it was by the old one."""
+    function = column.function
+    if function is None or function.order_by != old:
+        return function
+    parameters = {**function.parameters, "order_by": new}
+    known = find_function(function.name, column=column.name)
+    return create_function(known, column.type, parameters, column=column.name)
 
 
 def _column_to_json(column: Column) -> dict[str, Any]:

@@ -5,8 +5,8 @@
     list<T>  map<K, V>  struct<name: T, ...>
 
 The system is closed: whatever else Arrow has either means the same as one of these and becomes it
-(large and view variants, dictionaries, other time zones), or is refused with a word on what to use
-instead. So every other module has to know these types only.
+(large and view variants, dictionaries, runs, other time zones), or is refused with a word on what
+to use instead. So every other module has to know these types only.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def type_name(data_type: pa.DataType) -> str:
 
 
 def _table_type(data_type: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(data_type):
+    if _is_encoded(data_type):
         return _table_type(data_type.value_type)
     if pa.types.is_map(data_type):
         return pa.map_(_map_key_type(data_type), _table_type(data_type.item_type))
@@ -116,6 +116,11 @@ def _is_narrow_decimal(data_type: pa.DataType) -> bool:
         and not pa.types.is_decimal256(data_type)
         and 0 <= data_type.scale <= data_type.precision
     )
+
+
+def _is_encoded(data_type: pa.DataType) -> bool:
+    """Tell whether values stand for others: they are numbers of a dictionary's, or runs."""
+    return bool(pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type))
 
 
 def _is_list(data_type: pa.DataType) -> bool:
@@ -186,6 +191,11 @@ def conform(
             f" {_batch_type_name(values.type)} with values that do not fit ({error});"
             " truncate or filter them first"
         ) from error
+    except pa.ArrowNotImplementedError as error:
+        raise WrongType(
+            f"column '{column}' {takes} {type_name(target)}, but the batch has {values.type}, which"
+            f" Arrow cannot convert ({error}); cast it first"
+        ) from error
 
 
 def in_table_type(values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -196,14 +206,34 @@ def in_table_type(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
     kind = values.type
-    if pa.types.is_dictionary(kind):
+    while _is_encoded(kind):
         kind = kind.value_type
-        chunks = [chunk.dictionary_decode() for chunk in chunks]
+        chunks = [decoded(chunk) for chunk in chunks]
+        kind = _SAME_AS.get(kind, kind)
     try:
         target = _table_type(kind)
         return _as_one([_convert(chunk, target) for chunk in chunks], target)
     except (SchemaError, pa.ArrowInvalid):
         return _as_one(chunks, kind)
+
+
+def decoded(array: pa.Array) -> pa.Array:
+    """Return the values that a dictionary or runs stand for; another array is returned as it is.
+
+    Arrow takes no values from views, so they become what they are views of.
+    """
+    if pa.types.is_dictionary(array.type):
+        values, positions = array.dictionary, array.indices
+    elif pa.types.is_run_end_encoded(array.type):
+        rows = np.arange(array.offset, array.offset + len(array))
+        ends = array.run_ends.to_numpy()
+        values, positions = array.values, pa.array(np.searchsorted(ends, rows, side="right"))
+    else:
+        return array
+    plain = _SAME_AS.get(values.type, values.type)
+    if not plain.equals(values.type):
+        values = values.cast(plain)
+    return values.take(positions)
 
 
 def _as_one(chunks: Sequence[pa.Array], data_type: pa.DataType) -> pa.Array:
@@ -228,8 +258,8 @@ def _convert(array: pa.Array, target: pa.DataType, allow_rounding: bool = False)
         return array
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), target)
-    if pa.types.is_dictionary(array.type):
-        return _convert(array.dictionary_decode(), target, allow_rounding)
+    if _is_encoded(array.type):
+        return _convert(decoded(array), target, allow_rounding)
     if pa.types.is_nested(target):
         return _convert_nested(array, target)
     if allow_rounding and pa.types.is_float64(target) and _is_number(array.type):
@@ -297,6 +327,16 @@ def _is_lossless(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_fixed_size_binary(source):
         return bool(target == pa.binary())
     return bool(_SAME_AS.get(source, source) == target)
+
+
+def go_together(one: pa.DataType, other: pa.DataType, *, rounding: bool = False) -> bool:
+    """Tell whether a column of a batch can be taken as both: the narrower one becomes the wider.
+
+    `rounding`: the first one takes numbers of any kind.
+    """
+    if rounding and _is_number(one) and _is_number(other):
+        return True
+    return one.equals(other) or _is_lossless(one, other) or _is_lossless(other, one)
 
 
 def _integer_fits(source: pa.DataType, target: pa.DataType) -> bool:

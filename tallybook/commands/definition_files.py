@@ -40,6 +40,8 @@ _OF_TABLE = (
 _OF_COLUMN = ("name", "type", "function", "parameters", "nullable")
 _QUOTED = r"`(?:[^`]|``)+`|'(?:[^']|'')*'|\"[^\"]*\""
 _STATEMENT = re.compile(r"CREATE\s+TABLE\s+(IF\s+NOT\s+EXISTS\s+)?([\w.-]+|`[^`]+`)\s*", re.I)
+# What is in quotes is no comment, so quotes are looked for first. A quote may be left open.
+_COMMENT = re.compile(rf"{_QUOTED}|--[^\n]*|/\*.*?\*/", re.S)
 _KEY = re.compile(r"PRIMARY\s+KEY\s*\((.*)\)(\s+NOT\s+ENFORCED)?", re.I | re.S)
 _CLAUSE = re.compile(r"\s*(PARTITIONED\s+BY|WITH|OPTIONS|TBLPROPERTIES)\s*", re.I)
 _OPTION = re.compile(r"\s*'((?:[^']|'')*)'\s*=\s*'((?:[^']|'')*)'\s*")
@@ -107,7 +109,7 @@ def _add_column(builder: SchemaBuilder, column: Mapping[str, Any]) -> None:
 
 def from_ddl(text: str) -> DescribedTable:
     """Return the table of a CREATE TABLE statement."""
-    text = re.sub(r"--[^\n]*", "", text).strip().rstrip(";").rstrip()
+    text = _COMMENT.sub(_without_comment, text).strip().rstrip(";").rstrip()
     begun = _STATEMENT.match(text)
     if begun is None:
         raise InvalidInput(
@@ -146,6 +148,10 @@ def from_ddl(text: str) -> DescribedTable:
         column_locks=options.pop("column_locks", None),
         if_not_exists=begun[1] is not None,
     )
+
+
+def _without_comment(found: re.Match[str]) -> str:
+    return " " if found[0].startswith(("--", "/*")) else found[0]
 
 
 def _described(

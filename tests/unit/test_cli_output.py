@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -283,6 +284,26 @@ def test_a_statement_describes_a_table() -> None:
         "last_value",
         "sum",
     ]
+
+
+@pytest.mark.parametrize("delimiter", ["--", " -- ", "a--b", "/*", "''--", "/* x */"])
+def test_what_is_in_quotes_is_no_comment(delimiter: str) -> None:
+    statement = f"""
+        CREATE TABLE t (k BIGINT, -- it's the key
+            `a--b` STRING COMMENT 'it''s -- here', /* and 'here', -- too */ PRIMARY KEY (k)
+        ) WITH ('fields.a--b.agg' = 'string_agg', -- joined by
+            'fields.a--b.string_agg.delimiter' = '{delimiter}', 'buckets' = '2') -- end"""
+    for text in (statement, f"{' '.join(_without_line_comments(statement))};"):
+        found = from_ddl(text)
+        [column] = found.schema.value_columns
+        assert column.name == "a--b"
+        assert column.function is not None
+        assert column.function.parameters == {"delimiter": delimiter.replace("''", "'")}
+        assert found.buckets == 2
+
+
+def _without_line_comments(text: str) -> list[str]:
+    return [re.sub(r" -- (it's the key|joined by|end)$", "", line) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,17 @@ def test_a_limit_keeps_the_newest() -> None:
     assert function.combine(two, pa.array([[3, 4, 5]], two.type)).to_pylist() == [[4, 5]]
 
 
+@pytest.mark.parametrize("limit", [2**31, 2**63, "1" + "0" * 30])
+def test_a_limit_may_be_any_number(limit: int | str) -> None:
+    function = build("array_agg", pa.list_(pa.int64()), limit=limit)
+    assert function.parameters == {"limit": int(limit)}
+    one = pa.array([[1]], function.state_type)
+    assert function.combine(one, one).to_pylist() == [[1, 1]]
+    assert read(function, [1, 2]) == [1, 2]
+    assert read(build("string_agg", pa.string(), limit=limit), ["a", "b"]) == "a,b"
+    assert read(build("collect_set", pa.list_(pa.int64()), limit=limit), [1, 1]) == [1]
+
+
 def test_a_set_that_grows_past_its_limit_is_a_fault() -> None:
     function = build("collect_set", pa.list_(pa.string()), limit=2)
     assert read(function, ["b", "a", "b", None]) == ["b", "a"]

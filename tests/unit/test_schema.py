@@ -129,16 +129,33 @@ class TestEvolution:
         assert evolved.primary_key == schema.primary_key
         assert evolved.version == 3
 
-    def test_renaming_does_not_change_what_a_function_orders_by(self, schema: Schema) -> None:
+    def test_a_function_goes_on_ordering_by_a_column_that_is_renamed(self, schema: Schema) -> None:
         ordered = schema.add_column("status", "STRING", "last_value", order_by="day")
-        function = ordered.rename_column("day", "date").column("status").function
+        renamed = ordered.rename_column("day", "date")
+        function = renamed.column("status").function
         assert function is not None
-        assert function.order_by == "day"
+        assert (function.order_by, function.order_type) == ("date", pa.date32())
+        assert Schema.from_json(renamed.to_json()) == renamed
+
+    def test_an_order_of_the_input_alone_stays_when_columns_are_renamed(
+        self, schema: Schema
+    ) -> None:
+        ordered = schema.add_column("status", "STRING", "last_value", order_by="at")
+        assert ordered.rename_column("day", "date").column("status").function == (
+            ordered.column("status").function
+        )
 
     def test_a_column_may_take_the_name_that_its_function_orders_by(self, schema: Schema) -> None:
-        ordered = schema.add_column("status", "STRING", "last_value", order_by="at")
-        renamed = ordered.rename_column("status", "at")
+        ordered = schema.add_column("seen", "TIMESTAMP", "last_value", order_by="at")
+        renamed = ordered.rename_column("seen", "at")
         assert Schema.from_json(renamed.to_json()) == renamed
+
+    def test_a_schema_from_before_orders_were_checked_is_read(self, schema: Schema) -> None:
+        ordered = schema.add_column("status", "STRING", "last_value", order_by="at")
+        with pytest.raises(SchemaError, match="'at' as TIMESTAMP, but column 'at' takes STRING"):
+            ordered.rename_column("status", "at")
+        stored = ordered.to_json().replace('"name": "status"', '"name": "at"')
+        assert Schema.from_json(stored).names == (*schema.names, "at")
 
     @pytest.mark.parametrize("name", ["customer_id", "day"])
     def test_a_key_column_cannot_be_dropped(self, schema: Schema, name: str) -> None:

@@ -2,14 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from foundation.errors import AlreadyExists, InvalidInput, UnknownColumn, UnknownOutcome
+from foundation.errors import (
+    AlreadyExists,
+    InvalidInput,
+    MissingColumn,
+    SchemaError,
+    UnknownColumn,
+    UnknownOutcome,
+)
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.storage.objects import LocalStorage
 from recovery.embedded.table import Table
 from tests.conftest import SUMS
@@ -138,3 +147,57 @@ def test_another_alteration_that_was_faster_is_not_taken_for_ours(
         second.add_column("c", pa.int64(), "max")
         with pytest.raises(InvalidInput, match="the table was altered elsewhere; open it again"):
             table.add_column("c", pa.int64(), "sum")
+
+
+def ordered(location: Path, order_by: str) -> Table:
+    """Return a table whose column `v` is ordered by another one, or by the input alone."""
+    schema = (
+        SchemaBuilder()
+        .column("k", "BIGINT")
+        .agg_column("ts", "BIGINT", "max")
+        .agg_column("v", "STRING", "last_value", order_by=order_by)
+        .primary_key("k")
+        .build()
+    )
+    return Table.create(location, schema)
+
+
+def test_what_is_ordered_by_a_column_is_ordered_by_its_new_name_when_it_is_renamed(
+    tmp_path: Path,
+) -> None:
+    with ordered(tmp_path / "table", "ts") as table:
+        table.put({"k": [1, 1], "ts": [5, 3], "v": ["new", "old"]})
+        table.rename_column("ts", "event_ts")
+        table.put({"k": [1, 1], "event_ts": [4, 5], "v": ["late", "newest"]})
+        assert rows(table) == [{"k": 1, "event_ts": 5, "v": "newest"}]
+        # The former name is free, and nothing is ordered by what has it now.
+        table.add_column("ts", "STRING", "last_value")
+        table.put({"k": [1], "event_ts": [9], "v": ["last"], "ts": ["any text"]})
+    with opened_again(tmp_path, "third") as table:
+        assert rows(table) == [{"k": 1, "event_ts": 9, "v": "last", "ts": "any text"}]
+        with pytest.raises(MissingColumn, match="'v' is ordered by 'event_ts'"):
+            table.put({"k": [1], "v": ["x"]})
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda table: table.add_column("at", "BIGINT", "max"),
+        lambda table: table.rename_column("ts", "at"),
+        lambda table: table.add_column(
+            "w", "STRING", "last_value", order_by="k", order_type="DATE"
+        ),
+    ],
+    ids=["added", "renamed", "ordered by it"],
+)
+def test_a_column_that_no_batch_could_have_beside_an_order_is_refused(
+    alter: Callable[[Table], None], tmp_path: Path
+) -> None:
+    with ordered(tmp_path / "table", "at") as table:
+        with pytest.raises(SchemaError, match=r"is ordered by '(at|k)' as .* takes BIGINT"):
+            alter(table)
+        table.add_column("when", "TIMESTAMP", "max")
+        table.rename_column("when", "at")
+        at = datetime(2026, 11, 19, tzinfo=UTC)
+        table.put({"k": [1], "at": [at], "v": ["x"]})
+        assert rows(table) == [{"k": 1, "ts": None, "v": "x", "at": at}]
