@@ -184,22 +184,11 @@ def buckets_of(table_id: int, servers: Sequence[Mapping[str, Any]]) -> dict[str,
     return found
 
 
-def _schema(schema: Schema) -> list[dict[str, str]]:
-    keys = {column.id for column in schema.key_columns}
-    parts = set(schema.partition_by)
+def _schema(schema: Schema) -> list[dict[str, Any]]:
+    """Return the columns, in the words of `tallybook describe`."""
     return [
-        {
-            "name": column.name,
-            "type": str(column.type),
-            "function": str(column.function)
-            if column.function is not None
-            else "partition, key"
-            if column.id in parts
-            else "key"
-            if column.id in keys
-            else "",
-        }
-        for column in schema.columns
+        {"name": name, "type": data_type, "function": role, "key": column.function is None}
+        for column, (name, data_type, role) in zip(schema.columns, schema.rows(), strict=True)
     ]
 
 

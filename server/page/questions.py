@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from foundation.errors import InvalidInput
 from merge_engine.encoding.soundness import readable_rows
+from merge_engine.schema.types import type_name
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Cluster
 
@@ -28,7 +29,9 @@ def row_of(cluster: Cluster, asked: Mapping[str, str]) -> dict[str, Any]:
         try:
             key[column.name] = pa.array([text]).cast(column.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-            raise InvalidInput(f"{column.name} is a {column.type}, not {text!r}") from exc
+            raise InvalidInput(
+                f"{column.name} is a {type_name(column.type)}, not {text!r}"
+            ) from exc
     found = table.lookup(pa.table(key), isolation=Isolation.COMMITTED)
     [row] = readable_rows(found)
     return {"row": {name: _shown(value) for name, value in row.items()}}

@@ -2,12 +2,15 @@
 
 import base64
 import json
+import math
+import re
 import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,7 +134,8 @@ def test_the_overview_has_servers_buckets_tables_and_locks(paged: Paged) -> None
     assert [bucket["server"] for bucket in table["buckets"]] == [paged.server.address] * 3
     functions = {column["name"]: column["function"] for column in table["schema"]}
     assert functions["customer"] == functions["day"] == "key"
-    assert functions["spent"].startswith("sum(")
+    assert functions["spent"] == "sum"
+    assert [column["type"] for column in table["schema"]] == ["STRING", "DATE", "BIGINT", "BIGINT"]
     [lock] = table["locks"]
     assert (lock["owner"], lock["state"], lock["batch"]) == ("shop", "ready", 2)
     assert lock["uncommitted_changes"] == 0
@@ -210,7 +214,7 @@ def test_a_key_is_looked_up_and_wrong_ones_are_told_so(paged: Paged) -> None:
     row = json.loads(body)["row"]
     assert row == {"customer": "ann", "day": '"2026-11-18"', "orders": "1", "spent": "20"}
     for asked, words in (
-        ("table=orders&key.customer=ann&key.day=monday", "day is a date32[day], not 'monday'"),
+        ("table=orders&key.customer=ann&key.day=monday", "day is a DATE, not 'monday'"),
         ("table=orders&key.customer=ann", "has a value for day, too"),
         ("table=nothing", "nothing"),
         ("", "table"),
@@ -348,6 +352,77 @@ def test_the_page_shows_a_thousand_buckets_in_a_browser(paged: Paged) -> None:
         assert wrong == []
 
 
+@pytest.mark.parametrize("width", [1300, 1000])
+def test_nothing_runs_over_its_card_however_long_names_are(paged: Paged, width: int) -> None:
+    seen = paged.overview()
+    [table] = [one for one in seen["tables"] if one["name"] == "orders"]
+    owner = "orders-of-all-shops-and-warehouses-2026/streaming/eu-central-1"
+    columns = ", ".join(f"amount_of_the_kind_{number}" for number in range(40))
+    lock = {
+        **table["locks"][0],
+        "owner": owner,
+        "query": "0f63b1f2-95ff-43a1-9d6c-4a9a0f5f4a3f",
+        "query_name": "orders by shop <hourly>",
+        "columns": columns,
+        "events": [{"at_ms": seen["at_ms"] - 1_000, "kind": "batch", "batch": 7, "count": 1}],
+    }
+    expired = {**lock, "query_name": "", "state": "expired with debts"}
+    table |= {"locks": [lock, expired]}
+    problems = {"bucket 0/0": "/shared/logs/" + "a" * 300}
+    shown = {**seen, "servers": [{**seen["servers"][0], "problems": problems}], "tables": [table]}
+    settings: dict[str, Any] = {"http_credentials": {"username": "me", "password": TOKEN}}
+    settings["viewport"] = {"width": width, "height": 900}
+    with browser_page(**settings) as (page, wrong):
+        page.route("**/overview.json", lambda route: route.fulfill(json=shown))
+        page.goto(paged.url)
+        page.get_by_text("something is wrong").wait_for(timeout=60_000)
+        over = """[...document.querySelectorAll("section:not([hidden])")]
+            .filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText)"""
+        assert page.evaluate(over) == []
+        right = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(right) == 0
+        line, other = page.locator("#locks tbody tr").all()
+        assert "orders by shop <hourly>" in line.inner_text()
+        assert "query 0f63b1f2" in other.inner_text(), "a query without a name has its id"
+        assert line.locator(".timeline").bounding_box()["width"] >= 150
+        assert wrong == []
+
+
+def _lab(colour: str) -> tuple[float, float, float]:
+    """Return a colour as people see it: CIE L*a*b*, whose distances are those of the eye."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    xyz = (
+        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089,
+    )
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_tables_have_colours_that_differ(paged: Paged) -> None:
+    seen = paged.overview()
+    [table] = [one for one in seen["tables"] if one["name"] == "orders"]
+    lost = {"bucket": "0/9", "server": None, "why": "the disk is full"}
+    tables = [{**table, "name": f"t{n:02}", "id": n} for n in range(40)]
+    tables[0] |= {"buckets": [*table["buckets"], lost]}
+    with browser_page(http_credentials={"username": "me", "password": TOKEN}) as (page, wrong):
+        page.route("**/overview.json", lambda route: route.fulfill(json={**seen, "tables": tables}))
+        page.goto(paged.url)
+        page.get_by_text("something is wrong").wait_for(timeout=60_000)
+        style = "one => [getComputedStyle(one).backgroundColor, getComputedStyle(one).background]"
+        swatches = [one.evaluate(style) for one in page.locator("#tables .swatch").all()]
+        cells = {one.evaluate(style)[1] for one in page.locator("#map .cell").all()}
+        bad = page.locator("#map .cell").last.evaluate(style)[0]
+        assert len({background for _, background in swatches}) == len(tables)
+        assert {background for _, background in swatches} < cells, "the same on both cards"
+        first = [_lab(colour) for colour in [bad, *(colour for colour, _ in swatches[:10])]]
+        closest = min(math.dist(one, other) for one, other in combinations(first, 2))
+        assert closest > 25, "2 is what a good eye tells apart side by side"
+        assert wrong == []
+
+
 def test_the_page_shows_it_all_in_a_browser(paged: Paged) -> None:
     settings = {"http_credentials": {"username": "me", "password": TOKEN}}
     with browser_page(**settings) as (page, wrong):
@@ -356,8 +431,8 @@ def test_the_page_shows_it_all_in_a_browser(paged: Paged) -> None:
         assert page.locator("#map .cell").count() == 3
         assert page.locator("#locks").inner_text().count("shop") == 1
         page.locator("#tables").get_by_role("button", name="orders").click()
-        page.get_by_label("customer (string)").fill(NASTY)
-        page.get_by_label("day (date32[day])").fill("2026-11-18")
+        page.get_by_label("customer (STRING)").fill(NASTY)
+        page.get_by_label("day (DATE)").fill("2026-11-18")
         page.get_by_role("button", name="Look up").click()
         page.locator("#answer").get_by_text(NASTY).wait_for(timeout=60_000)
         assert page.title() == "Tallybook"
