@@ -50,6 +50,9 @@ test-fault: $(INSTALLED) $(CLASSES)  ## crash and model tests for a long time (T
 test-hosts: $(INSTALLED) $(CLASSES)  ## every fault on a bed of several hosts (namespaces; no root needed)
 	@$(RUN) -m pytest -q -s -m hosts tests/multihost
 
+# All of the sink's tests but those of Spark Connect, which has versions of its own.
+SINK_TESTS = $(filter-out %_on_connect.py, $(wildcard tests/integration/test_sink*.py))
+
 # An environment of its own for another Spark. It is made once. Warnings are Spark's: old ones have many.
 SPARK_ENV = build/spark-$(VERSION)
 build/spark-%/.installed: pyproject.toml constraints.txt
@@ -65,8 +68,8 @@ test-spark:  ## the sink on another version of Spark: VERSION=3.5.9
 	@test -n "$(VERSION)" || { echo "which one? make test-spark VERSION=3.5.9"; exit 2; }
 	@$(MAKE) --no-print-directory $(SPARK_ENV)/.installed
 	@$(SPARK_ENV)/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings= \
-		$(if $(QUICK),-k 'written_once or stopped_begins or readers') \
-		tests/integration/test_sink_use.py
+		$(if $(QUICK),-k 'written_once or stopped_begins or readers' \
+		tests/integration/test_sink_use.py, $(SINK_TESTS))
 
 chaos: $(INSTALLED) $(CLASSES)  ## random faults on several hosts, several at once: SECONDS=300 SEED=0 SPARK=
 	@$(RUN) -m tests.multihost.campaign --seconds $(or $(SECONDS),300) --seed $(or $(SEED),0) $(if $(SPARK),--spark)

@@ -22,6 +22,7 @@ routing             which way a batch goes when nobody has said: by the driver, 
 rows                the rows of a micro-batch on their way to the table
 runs                the runs of queries that this process writes for, until their end
 session             a sink from its first batch to its end: who it is, its connection, and its lock
+task_python         the Python that Spark runs tasks of ours with: one that has our packages
 tasks_work          a micro-batch that goes by the executors, as its writer runs it
 watching            how a large batch is getting on, asked of the servers while it is under way
 worker_connections  the connections of a Python process that Spark has started

@@ -39,6 +39,7 @@ from server.protocol.definitions import ClusterTable
 from sink.frames import renamed
 from sink.quarantine import Quarantine
 from sink.rows import RowReader
+from sink.task_python import packages_required, use_this_python
 from sink.worker_connections import connected, disconnect, is_new_epoch
 
 FOLDED = "bucket INT, position BIGINT, piece INT, payload BINARY"
@@ -98,13 +99,15 @@ def put_from_executors(frame: Any, job: Job, partitions: int) -> Outcome:
     """Run the two stages and gather their outcomes; the first error of a task is raised here."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
+    use_this_python(frame.sparkSession)
     folded = renamed(frame, job.names).mapInArrow(_folding(job), FOLDED)
     # Before Spark 4.1 by hash: each bucket still in one task, though some tasks have more of them.
     spread = getattr(folded, "repartitionById", folded.repartition)
     by_bucket = spread(partitions, F.col("bucket"))
     ordered = by_bucket.sortWithinPartitions("bucket", "position", "piece")
     # Not by Arrow, which would bring thousands of payloads at a time: row by row, as they are read.
-    outcomes = ordered.rdd.mapPartitions(_putting(job)).collect()
+    with packages_required():
+        outcomes = ordered.rdd.mapPartitions(_putting(job)).collect()
     return _gather([json.loads(outcome) for outcome in outcomes])
 
 

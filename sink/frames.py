@@ -96,13 +96,13 @@ def _bound_collects() -> None:
 
 def _collected(frame: Any, names: Mapping[str, str]) -> pa.Table:
     if sorted(frame.columns) != sorted(set(names.values())):
-        return _to_arrow(_with_nullable_fields(renamed(frame, names)))
+        return to_arrow(_with_nullable_fields(renamed(frame, names)))
     # Nothing to leave out: naming the columns here saves Spark planning a projection.
-    table = _to_arrow(_with_nullable_fields(frame))
+    table = to_arrow(_with_nullable_fields(frame))
     return pa.table({name: table.column(of_input) for name, of_input in names.items()})
 
 
-def _to_arrow(frame: Any) -> pa.Table:
+def to_arrow(frame: Any) -> pa.Table:
     """Collect the frame; Spark 3.5 has no `toArrow`, but does that for `toPandas`."""
     if is_connect(frame):
         return _fetched(frame)

@@ -14,7 +14,7 @@ from merge_engine.encoding.soundness import readable_rows
 from merge_engine.merging.routing import partition_rows
 from merge_engine.schema.schema import Schema
 from recovery.writer.rows import Rows
-from sink.frames import renamed
+from sink.frames import renamed, to_arrow
 from sink.rows import InputColumns, without_unsound_rows
 
 
@@ -32,7 +32,7 @@ def partitions_of(frame: Any, columns: InputColumns) -> Rows | None:
     if not partitioned:
         return None
     names = {name: of for name, of in columns.names().items() if name in partitioned}
-    values = renamed(frame, names).distinct().dropna().toArrow()
+    values = to_arrow(renamed(frame, names).distinct().dropna())
     # What is no text names no partition. Like nulls, such rows are judged where they are read.
     return _naming(without_unsound_rows(values)[0], columns.schema)
 

@@ -31,19 +31,6 @@ def _check_version() -> None:
         )
 
 
-def _take_this_python(spark: "SparkSession") -> None:
-    """Have a Spark of this machine run its tasks with the Python that runs here.
-
-    Told nothing it takes any `python3` on the PATH: not that of an environment that is used without
-    being activated, which would not know us.
-    """
-    from server.launch.on_spark import executors_python  # noqa: PLC0415
-
-    context = getattr(spark, "_sc", None)  # Of Spark Connect there is none.
-    if context is not None and context.master.startswith("local"):
-        context.pythonExec = executors_python(context)
-
-
 def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
     """Make the format `tallybook` known to a session, for `spark.read`, `readStream` and SQL.
 
@@ -58,8 +45,9 @@ def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
     """
     _check_version()
     from sink.source.data_source import TallybookSource  # noqa: PLC0415
+    from sink.task_python import use_this_python  # noqa: PLC0415
 
-    _take_this_python(spark)
+    use_this_python(spark)
     spark.dataSource.register(TallybookSource)
     if push_filters:
         spark.conf.set(_FILTERS, "true")

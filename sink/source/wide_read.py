@@ -12,6 +12,7 @@ from sink.source.options import ReaderOptions
 from sink.source.planning import RowsPlan, plan_rows
 from sink.source.schemas import caster, row_fields, to_spark
 from sink.source.tasks import ReadKeys
+from sink.task_python import use_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,6 +52,7 @@ def read_columns(
     if len(keys) == len(tasks):
         rows = list(map(caster(schema), found))
         return spark.createDataFrame(pa.Table.from_batches(rows) if rows else [], schema)
+    use_this_python(spark)
     timezone = spark.conf.get("spark.sql.session.timeZone")
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:

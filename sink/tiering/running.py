@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from foundation.errors import SessionLost, TallybookError
+from sink.task_python import packages_required, use_this_python
 from sink.tiering.progress import Underway
 from sink.tiering.tasks import FilesDone, LakeTask, total
 from sink.worker_connections import disconnect
@@ -30,6 +31,7 @@ def run_tasks(
     """
     if not tasks:
         return FilesDone()
+    use_this_python(spark)
     context = spark.sparkContext
     context.setJobGroup(group, about, interruptOnCancel=True)
     counts = [context.accumulator(0) for _ in range(3)]
@@ -44,7 +46,7 @@ def run_tasks(
 
     # A task is told of its own files only: they say which of their rows are dead.
     sent = context.parallelize(list(map(pickle.dumps, tasks)), len(tasks))
-    with _telling(about, len(tasks), counts, tell):
+    with _telling(about, len(tasks), counts, tell), packages_required():
         outcomes = list(map(pickle.loads, sent.map(run).collect()))
     for outcome in outcomes:
         if isinstance(outcome, TallybookError):

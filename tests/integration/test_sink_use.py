@@ -1,5 +1,6 @@
 """The Spark sink as people use it: batch frames, stopped queries, what errors say, and the end."""
 
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from foundation.failpoints import arm
 from server.launch.local_cluster import LocalCluster
 from sink import named_write, runs, session
 from tests.conftest import SUMS
+from tests.support.day_tables import DAYS
 from tests.support.sinks import (
     KEYS,
     QUERY_S,
@@ -101,6 +103,18 @@ def test_a_write_that_dies_half_way_is_undone_and_done_by_the_next_of_its_name(
     again = tb.write(sinks.frame(ones(fewer)), table, name="monday")
     assert again.skipped is counts
     assert stored(table, KEYS) == counted(1, KEYS if counts else fewer)
+
+
+@pytest.mark.parametrize("route", ["driver", "executors"])
+def test_a_frame_makes_the_partitions_that_its_rows_need(route: str, sinks: Sinks) -> None:
+    table = sinks.table(DAYS)
+    rows = [{"day": f"2026-11-{1 + k % 3:02}", "k": k, "a": 1} for k in KEYS]
+    result = tb.write(sinks.frame(rows, parts=2), table, name="all", route=route)
+    assert (result.rows, result.route) == (len(KEYS), route)
+    assert table.partitions()["day"].to_pylist() == ["2026-11-01", "2026-11-02", "2026-11-03"]
+    assert stored(table, [(row["day"], row["k"]) for row in rows]) == {
+        (row["day"], row["k"]): (1,) for row in rows
+    }
 
 
 def test_writes_of_one_name_are_numbered_and_each_counts_once(
@@ -329,6 +343,65 @@ def test_a_program_that_ends_by_a_failed_batch_says_so_in_its_last_line(
     said = "the input has no column 'x' (for 'a'); it has k, a, b"
     assert last == f"tallybook: batch 0 of table {table.name} failed: {said}"
     assert done.returncode == 1
+
+
+# --- The Python of tasks ----------------------------------------------------------------------
+
+_TASKS = """
+import sys
+from pyspark.sql import SparkSession
+import tallybook as tb
+
+address, table, lake = sys.argv[1:]
+builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+frame = spark.range(20).selectExpr("id AS k", "1 AS a", "10 AS b")
+print(tb.write(frame, table, name="all", address=address, route="executors").rows)
+if not spark.version.startswith(("3.", "4.0.", "4.1.")):
+    print(tb.spark.read(spark, table, zookeeper=address).count())
+    print(tb.tiering.run(spark, table, lake, zookeeper=address, once=True).rounds)
+"""
+
+
+def run_with_a_foreign_python(sinks: Sinks, directory: Path, table: Any, **variables: str) -> Any:
+    """Run tasks in a shell whose `python3` has none of our packages, as outside of a venv."""
+    foreign = directory / "bin" / "python3"
+    foreign.parent.mkdir()
+    foreign.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    foreign.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{foreign.parent}:{os.environ['PATH']}"}
+    environment.pop("PYSPARK_PYTHON", None)
+    environment |= variables
+    lake = str(directory / "lake")
+    return subprocess.run(
+        [sys.executable, "-c", _TASKS, sinks.local.address, table.name, lake],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=QUERY_S,
+        env=environment,
+    )
+
+
+def test_tasks_run_this_python_in_an_environment_that_is_not_activated(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+    done = run_with_a_foreign_python(sinks, tmp_path, table)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[:1] == ["20"]
+    assert stored(table, KEYS) == counted(1)
+
+
+def test_who_gives_spark_a_python_without_our_packages_is_told_so(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+    done = run_with_a_foreign_python(sinks, tmp_path, table, PYSPARK_PYTHON="python3")
+    assert done.returncode == 1
+    last = [line for line in done.stderr.splitlines() if "InvalidInput" in line][-1]
+    assert "the Python of Spark's executors has no package" in last
+    assert "set PYSPARK_PYTHON to a Python that has it" in last
 
 
 # --- Versions of Spark ------------------------------------------------------------------------
