@@ -30,7 +30,7 @@ def needs_namespaces() -> None:
     """Skip the test where one may not make hosts, and say why."""
     probe = ["unshare", "-rnmu", "ip", "link", "add", BRIDGE, "type", "bridge"]
     try:
-        said = subprocess.run(probe, capture_output=True, text=True, timeout=20, check=False)
+        said = subprocess.run(probe, capture_output=True, text=True, timeout=120, check=False)
     except OSError as exc:
         pytest.skip(f"hosts need unshare (util-linux) and ip (iproute2): {exc}")
     if said.returncode:

@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import suppress
 
-_DEADLINE_S = 10.0
+_DEADLINE_S = 60.0
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
     sender.sendto(sys.argv[2].encode(), (sys.argv[1], 5000))
     if sys.argv[3:]:
-        sender.settimeout(30)
+        sender.settimeout(120)
         sender.recv(100)
 """
 _letters = count()
@@ -58,9 +58,14 @@ class Ends:
         return letter
 
     def check_arrives(self, source: Host, target: Host) -> None:
-        """One that is sent is there soon."""
-        letter = self.send(source, target)
-        wait_until(lambda: letter in self.got(target), f"{target.name} has {letter}")
+        """Send letters until one of them is there: on a busy machine the kernel drops some."""
+        letters: set[str] = set()
+
+        def has_come() -> bool:
+            letters.add(self.send(source, target))
+            return bool(letters & {*self.got(target)})
+
+        wait_until(has_come, f"{target.name} has a letter", every_s=0.1)
 
     def got(self, host: Host) -> list[str]:
         """Return what has come to a host."""
