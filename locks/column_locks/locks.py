@@ -180,6 +180,14 @@ class ColumnLocks:
             if not lock.record.blank
         ]
 
+    def look(self, table: CatalogTable, owner: str) -> LockInfo | None:
+        """Return what one owner holds and last committed, as it is now; None if there is none."""
+        held = read_lock(self._store, table, owner).owners.get(owner)
+        if held is None or held.record.blank:
+            return None
+        live, expires_ms = held.is_live(self._store.now_ms()), held.expires_ms
+        return LockInfo(owner=owner, record=held.record, live=live, expires_ms=expires_ms)
+
     def records(self, table: CatalogTable) -> dict[str, LockRecord]:
         """Return all lock records of a table, as they are now and within one epoch."""
         records = self.read(table).records

@@ -50,7 +50,8 @@ class ScannerLimits:
 class SpoolLimits:
     """What large puts, and masks of scans, may take of the disk of the views.
 
-    `ttl_s`: how long an upload is kept that nobody asks for. The options of a server are
+    `ttl_s`: after how long that nobody asks for an upload it is looked at whether its writer is
+    still there. The options of a server are
     --spool-max-bytes and --spool-min-free-bytes.
     """
 

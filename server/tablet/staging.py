@@ -5,9 +5,11 @@ A client uploads a put in chunks, each of them a call that is checked by itself,
 nobody waits long for an answer, and whoever asks, goes on with it: the task that sent the rows, or
 another one that has the same token. Nothing is written before all that was sent has arrived.
 
-What waits here goes with the server, with its writer's epoch, or when nobody asks for it any more.
+What waits here goes with the server, or when its writer has no use for it any more: its epoch is
+over, or its batch is. A writer that waits long for more rows keeps what it has uploaded.
 """
 
+import logging
 import os
 import threading
 import time
@@ -18,13 +20,16 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import xxhash
 
-from foundation.errors import BadRequest, StagedPutLost
+from foundation.errors import BadRequest, StagedPutLost, TallybookError, UnknownTable
 from foundation.ids import BucketId
+from locks.coordinator import Coordinator
 from merge_engine.bucket.overlay import Overlay
 from merge_engine.bucket.results import BucketResult
 from merge_engine.storage.scratch import Scratch, ScratchFile
 from recovery.leader.fenced_writers import Writer
 from server.protocol.puts import PutChunk, PutProgress, PutProgressAnswer
+
+logger = logging.getLogger(__name__)
 
 SPOOL = "spool"
 _LONGEST_PAUSE_S = 5.0
@@ -163,11 +168,14 @@ class Staging:
         scratch: Scratch,
         *,
         ttl_s: float,
+        is_needed: Callable[[PutChunk], bool],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ttl_s`: how long one is kept that nobody asks for."""
+        """`ttl_s`: how long nobody asks for one until `is_needed` is asked; TallybookError: who
+        knows."""
         self.scratch = scratch
         self._ttl_s = ttl_s
+        self._is_needed = is_needed
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._puts: dict[str, StagedPut] = {}
@@ -221,8 +229,6 @@ class Staging:
             if staged.request.table_id == call.table_id
             and (staged.request.owner, staged.request.token) == (call.owner, call.token)
         ]
-        for staged in found:  # Its writer is there, and will want it.
-            staged.used_s = self._clock_s()
         return PutProgressAnswer(
             rows=sum(staged.rows for staged in found),
             bytes=sum(staged.bytes for staged in found),
@@ -243,17 +249,45 @@ class Staging:
         with self._lock:
             return list(self._puts.items())
 
+    def reap(self) -> None:
+        """Forget what nobody has asked for in a while, and nobody will."""
+        for put_id, staged in self._all():
+            if self._clock_s() - staged.used_s <= self._ttl_s:
+                continue
+            try:
+                if self._is_needed(staged.request):
+                    staged.used_s = self._clock_s()
+                    continue
+            except TallybookError as exc:
+                logger.info("whether an upload is still needed is not known: %s", exc)
+                continue
+            with suppress(OSError):
+                self.drop(put_id)
+
     def _reap(self) -> None:
         while not self._closed.wait(min(self._ttl_s / 4, _LONGEST_PAUSE_S)):
-            now_s = self._clock_s()
-            for put_id, staged in self._all():
-                if now_s - staged.used_s > self._ttl_s:
-                    with suppress(OSError):
-                        self.drop(put_id)
+            try:
+                self.reap()
+            except Exception:
+                logger.exception("uploads that nobody needs are left for later")
+
+
+def is_needed(put: PutChunk, coordinator: Coordinator) -> bool:
+    """Whether the writer of an upload may still ask for it, by its lock as it is now."""
+    try:
+        table = coordinator.tables.get_by_id(put.table_id)
+        lock = coordinator.locks.look(table, put.writer.owner)
+    except UnknownTable:
+        return False
+    if lock is None or not lock.live or lock.record.epoch != put.writer.epoch:
+        return False
+    if (put.owner, put.token.epoch) != put.writer:  # A debt, which is paid before it is ready.
+        return not lock.record.ready
+    return lock.record.batch < put.token.batch
 
 
 def _lost(put_id: str) -> StagedPutLost:
     return StagedPutLost(
-        f"put {put_id} is not on this server: it was restarted, or nobody asked for it for long; "
-        "start over"
+        f"put {put_id} is not on this server: it was restarted, or the put's batch or epoch is "
+        "over; start over"
     )

@@ -47,7 +47,7 @@ from server.tablet.peers import FlightPeers
 from server.tablet.requests import Requests
 from server.tablet.scanners import Scanners
 from server.tablet.service import TabletService
-from server.tablet.staging import SPOOL, Staging
+from server.tablet.staging import SPOOL, Staging, is_needed
 from server.tablet.standing_aside import StandingAside
 from server.tablet.status_report import StatusReport
 from server.tablet.store_health import StoreHealth, WatchedStorage
@@ -85,7 +85,11 @@ class TabletServer:
             max_bytes=config.spool.max_bytes,
             min_free_bytes=config.spool.min_free_bytes,
         )
-        self._staging = Staging(spool, ttl_s=config.spool.ttl_s)
+        self._staging = Staging(
+            spool,
+            ttl_s=config.spool.ttl_s,
+            is_needed=lambda put: is_needed(put, self.coordinator),
+        )
         self._health = StoreHealth()
         self._hosting = Hosting(
             WatchedStorage(storage, self._health),

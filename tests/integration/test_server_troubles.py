@@ -6,18 +6,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from foundation.errors import Retryable, ServerUnavailable, StorageFull
+from locks.column_locks.locks import ColumnLocks
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from merge_engine.storage.objects import LocalStorage
+from recovery.writer.parts import PartSizes
 from recovery.writer.rows import Rows
 from server.client.cluster import connect
 from server.client.remote_table import RemoteTable
+from server.client.writer_access import RemoteAccess
 from server.page.overview import Overview
 from server.tablet.config import ServerConfig
+from server.tablet.limits import SpoolLimits
 from server.tablet.tablet_server import TabletServer
 from tallybook.commands.status import problems_of, status_rows
 from tests.conftest import schema_of
@@ -34,8 +39,9 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooK
 
 
 @contextmanager
-def serving(address: str, logs: Path, views: Path) -> Iterator[TabletServer]:
-    with TabletServer(ServerConfig(zookeeper=address, logs=str(logs), views=views)) as server:
+def serving(address: str, logs: Path, views: Path, **settings: Any) -> Iterator[TabletServer]:
+    config = ServerConfig(zookeeper=address, logs=str(logs), views=views, **settings)
+    with TabletServer(config) as server:
         yield server
 
 
@@ -154,3 +160,42 @@ def test_what_is_committed_is_read_while_the_log_store_says_nothing(
             assert table.scan().to_arrow().num_rows == 3
         finally:
             answers.set()
+
+
+def test_an_upload_outlives_a_pause_of_its_source(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is there, and waits for more rows; the server looks for it again and again."""
+    address = chroot(zookeeper)
+    spool = SpoolLimits(ttl_s=0.2)
+    with (
+        serving(address, tmp_path / "logs", tmp_path / "views", spool=spool) as server,
+        connect(address) as client,
+    ):
+        table = client.create_table("t", TEXTS, buckets=1)
+        look, looks, asked = ColumnLocks.look, 0, 0
+
+        def counted_look(locks: ColumnLocks, *arguments: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return look(locks, *arguments)
+
+        monkeypatch.setattr(ColumnLocks, "look", counted_look)
+
+        def pieces() -> Iterator[pa.Table]:
+            nonlocal asked
+            asked += 1
+            for first in (0, 1_000):
+                keys = range(first, first + 1_000)
+                yield pa.table({"k": keys, "text": ["x" * 1_000] * 1_000})
+                if first == 0:
+                    wait_until(lambda: len(server._staging) == 1, "there is an upload")
+                    wait_until(lambda: looks >= 3 or not len(server._staging), "it is looked at")
+
+        with table.writer(owner_id="etl", columns=["text"]) as writer:
+            access = writer.access
+            assert isinstance(access, RemoteAccess)
+            access.sizes = PartSizes(call_rows=1, rows=100, chunk_bytes=1)
+            assert writer.write(0, Rows(data=pieces))
+            assert (asked, writer.progress.starts) == (1, 1)
+        assert len(server._staging) == 0

@@ -55,7 +55,7 @@ class ThroughFlight:
     def __init__(self, table: Table, *, undo_s: float = 1.0) -> None:
         self._table = table
         self._scanners = Scanners(ScannerLimits())
-        self._staging = Staging(Scratch(), ttl_s=60.0)
+        self._staging = Staging(Scratch(), ttl_s=60.0, is_needed=lambda _: True)
         self._service = TabletService(
             "grpc://127.0.0.1:0",
             Requests(cast(Hosting, self), self),
