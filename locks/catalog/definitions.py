@@ -86,7 +86,10 @@ class CatalogTable:
 
 def dropped(table: CatalogTable) -> UnknownTable:
     """Return the error of whoever comes too late."""
-    return UnknownTable(f"table {table.name} (id {table.table_id}) was dropped")
+    return UnknownTable(
+        f"table {table.name} (id {table.table_id}) was dropped, or truncated, which puts another "
+        "table in its place: if there is one of this name, open it again"
+    )
 
 
 def dropped_id(table_id: int) -> UnknownTable:

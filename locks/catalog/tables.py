@@ -100,6 +100,12 @@ class TableCatalog:
             raise dropped_id(table_id)
         return decode_table(table_id, node.data, node.version)
 
+    def check(self, table: CatalogTable) -> None:
+        """Raise UnknownTable if the table was dropped, or truncated, by now."""
+        self._store.sync()
+        if self._store.read(table_path(table.table_id)) is None:
+            raise dropped(table)
+
     def stamp_of(self, table: CatalogTable) -> str | None:
         """Return the stamp of the table's creation; None if its name is not its own any more."""
         pointer = self._store.read(table_name_path(table.name))

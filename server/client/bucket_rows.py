@@ -155,7 +155,7 @@ class BucketRows:
             [self._key],
             self._caller.table.buckets,
             lambda address, keys, left_s: dict.fromkeys(keys, self._begin(address, left_s)),
-            check_moved=self._caller.check_partitions,
+            check_moved=self._caller.check_buckets,
         )
         self._take(*begun[self._key])
 

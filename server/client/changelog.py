@@ -88,7 +88,7 @@ class Changelog:
             [self._key],
             self._caller.table.buckets,
             begin,
-            check_moved=self._caller.check_partitions,
+            check_moved=self._caller.check_buckets,
         )
         first, stream = begun[self._key]
         while first is not None:

@@ -65,7 +65,7 @@ class LeaderCalls:
         repeatable: bool = True,
         patient: bool = True,
         changes: bool = False,
-        check_moved: Callable[[Sequence[LeadKey]], None] | None = None,
+        check_moved: Callable[[Sequence[LeadKey]], None],
     ) -> dict[LeadKey, Result]:
         """Call each server once for all its buckets; return the results of all buckets.
 
@@ -74,7 +74,7 @@ class LeaderCalls:
         been carried out is not repeated, but UnknownOutcome. `patient=False`: not even a moved
         leader is waited for; its NotLeader is the caller's. `changes`: a call that may have been
         carried out and is given up is an UnknownOutcome, too. `check_moved` is called with the
-        buckets whose leaders moved, and may raise: perhaps there are no such buckets any more.
+        buckets whose leaders moved, and raises if there are no such buckets any more.
         """
         results: dict[LeadKey, Result] = {}
         doubtful: set[LeadKey] = set()
@@ -118,12 +118,11 @@ class LeaderCalls:
                     self._look_again(waiting, check_moved)
 
     def _look_again(
-        self, keys: Sequence[LeadKey], check_moved: Callable[[Sequence[LeadKey]], None] | None
+        self, keys: Sequence[LeadKey], check_moved: Callable[[Sequence[LeadKey]], None]
     ) -> None:
         try:
             self.directory.refresh(keys)
-            if check_moved is not None:
-                check_moved(keys)
+            check_moved(keys)
         except Unavailable as exc:  # Nobody can say who leads by now. Who led may still do so.
             logger.info("whoever led is asked again: %s", exc)
 

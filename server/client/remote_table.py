@@ -391,6 +391,7 @@ class RemoteTable(DerivedCalls, Standing):
     def snapshots(self) -> dict[BucketId, tuple[ListedSnapshot, ...]]:
         """Return the snapshots of each bucket that may be leased, the oldest first."""
         keys = self.bucket_ids()
+        self.caller.check_buckets(())  # Lists of a dropped table stay while its files do, or go.
         lists = self._ask(lambda there: there.snapshots.read_many(self.table_id, keys))
         return {key: found.listed for key, found in lists.items()}
 

@@ -114,7 +114,7 @@ class TableCaller:
         """Send each server its share of a call; return the shares, and the answers to them.
 
         `send`: if there is more to send than the call. `how`: as for `LeaderCalls.scatter`. A
-        bucket that nobody leads because it is no more is PartitionGone, and not waited for.
+        bucket that nobody leads because it is no more is not waited for: see `check_buckets`.
         """
         shares: list[tuple[Sequence[BucketId], Answer]] = []
 
@@ -133,7 +133,7 @@ class TableCaller:
             [LeadKey(call.table_id, bucket) for bucket in call.buckets],
             self.table.buckets,
             send_share,
-            check_moved=self.check_partitions,
+            check_moved=self.check_buckets,
             **how,
         )
         return shares
@@ -159,16 +159,20 @@ class TableCaller:
             self._partitions = self._ask(lambda there: there.partitions.ids(self.table.table))
         return self._partitions
 
-    def check_partitions(self, keys: Sequence[LeadKey]) -> None:
-        """Raise PartitionGone if buckets have no leader because they are no more."""
-        if self.schema.partition_by:
-            there = set(self.read_partitions().values())
-            gone = sorted({key.bucket.partition for key in keys} - there)
-            if gone:
-                raise PartitionGone(
-                    f"the partitions with ids {gone} of table {self.table.name} were dropped "
-                    "meanwhile"
-                )
+    def check_buckets(self, keys: Sequence[LeadKey]) -> None:
+        """Raise if buckets have no leader because they are no more: UnknownTable, PartitionGone.
+
+        Asked by all calls for which no leader is found, of tables with and without partitions.
+        """
+        if not self.schema.partition_by:
+            self._ask(lambda there: there.tables.check(self.table.table))
+            return
+        there = set(self.read_partitions().values())
+        gone = sorted({key.bucket.partition for key in keys} - there)
+        if gone:
+            raise PartitionGone(
+                f"the partitions with ids {gone} of table {self.table.name} were dropped meanwhile"
+            )
 
     def find(self, target: Route) -> BucketId | None:
         """Return the bucket of a route; None if there is no such partition."""

@@ -53,7 +53,7 @@ class Wanted:
         return RemoteTable(connected(self.recipe), self.table)
 
     def check(self) -> None:
-        """Raise UnknownTable if it was dropped since: servers would be asked until the deadline."""
+        """Raise UnknownTable if it was dropped since: leased snapshots could still be read."""
         try:
             self.remote.refresh()
         except UnknownTable as exc:
