@@ -24,6 +24,7 @@ from foundation.errors import (
 )
 from foundation.failpoints import hit
 from foundation.ids import Token
+from merge_engine.bucket.database import LIBRARY
 from merge_engine.bucket.fair_lock import FairLock
 from merge_engine.bucket.follower import Follower
 from merge_engine.bucket.log import wall_clock_ms
@@ -40,7 +41,6 @@ from merge_engine.bucket.segment import AggMode, Segment, SegmentHeader, Segment
 from merge_engine.bucket.tokens import check_writer
 from merge_engine.bucket.undo import UndoRange, to_the_end
 from merge_engine.bucket.undo_steps import UndoSteps
-from merge_engine.bucket.view import LIBRARY
 from merge_engine.bucket.view_meta import AppliedParts, AppliedToken
 from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows, finished
 from merge_engine.merging.batch import read_batch, read_keys
@@ -119,7 +119,7 @@ class Bucket:
     def _lead(self, follower: Follower) -> None:
         self._options, self._lock = follower.options, follower.lock
         self._undoing: dict[str, FairLock] = {}
-        self._closed = self._view_closed = False
+        self._closed = False
         self._process = os.getpid()
         self._inner = follower.lead()
         self._log, self._view = self._inner.log, self._inner.view
@@ -514,9 +514,7 @@ class Bucket:
             return
         with self._lock:
             self._closed = True
-            if not self._view_closed:
-                self._view_closed = True
-                self._view.close()
+            self._view.close()
 
     def check_open(self) -> None:
         """Raise Closed, or Deposed if another leader is known to have come."""

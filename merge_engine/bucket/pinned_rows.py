@@ -10,16 +10,15 @@ has its speed. Everybody else is served by `iter`, up to there; and so is who co
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from itertools import chain, islice
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
-from rocksdict import Rdict, RdictIter
+from rocksdict import RdictIter
 
 from foundation.errors import Closed
+from merge_engine.bucket.database import Database, Items
 from merge_engine.bucket.options import MEBIBYTE
 from merge_engine.encoding import ragged
 
@@ -35,31 +34,23 @@ Batch = tuple[pa.BinaryArray, pa.BinaryArray]
 class PinnedRows:
     """The rows below one prefix, as of when this was made. Safe for threads.
 
-    It holds the database open: its directory is free again only after `close`.
+    It holds the database open, which lets go of it when it is closed itself.
     """
 
-    def __init__(
-        self,
-        database: Rdict,
-        prefix: bytes,
-        translated: Callable[[], AbstractContextManager[None]],
-        *,
-        owned: bool = False,
-    ) -> None:
-        """Pin what the database holds now. `translated` turns rocksdict's errors into ours.
+    def __init__(self, database: Database, prefix: bytes, *, owned: bool = False) -> None:
+        """Pin what the database holds now.
 
         `owned`: the database is there for these rows only, and is closed with them.
         """
         self._prefix = prefix
-        self._translated = translated
+        self._database = database
+        self._owned = owned
         self._lock = threading.Lock()
-        self._owned = database if owned else None
         # No other reference to an iterator may outlive a call: it would keep the database open.
-        with translated():
-            self._iterator: RdictIter | None = database.iter()
-            self._items = cast(
-                Iterator[tuple[bytes, bytes]] | None, database.items(from_key=prefix)
-            )
+        self._iterator: RdictIter | None = None
+        self._items: Items | None = None
+        with self._lock:  # It may be let go of as soon as the database knows of it.
+            self._iterator, self._items = database.pin(self, prefix)
         self._items_at: bytes | None = None  # The key that `items` gave last.
 
     def batches(self, after: bytes | None, batch_size: int) -> Iterator[Batch]:
@@ -80,7 +71,7 @@ class PinnedRows:
         with self._lock:
             if self._iterator is None:
                 raise Closed("these rows were closed; begin another scan")
-            with self._translated():
+            with self._database.inside():
                 keys, values = self._read_on(count) if self._stands_at(after) else ([], [])
                 if not keys:
                     keys, values = self._read_after(after, count)
@@ -88,15 +79,18 @@ class PinnedRows:
 
     def close(self) -> None:
         """Let go of the rows, after the batch that is just being read. Closing twice is fine."""
+        self.let_go()
+        if self._owned:
+            self._database.close()
+
+    def let_go(self) -> None:
+        """Do the same, for the database that is being closed."""
         with self._lock:
             self._iterator = self._items = None
-            if self._owned is not None:
-                self._owned.close()
-                self._owned = None
 
     def inherited(self) -> list[object]:
         """Return what must not be destroyed in a forked child."""
-        return [self._iterator, self._items, self._owned]
+        return [self._iterator, self._items]
 
     def _stands_at(self, key: bytes | None) -> bool:
         return self._items is not None and self._items_at == key

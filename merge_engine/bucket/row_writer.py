@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from rocksdict import Cache, IngestExternalFileOptions, Rdict, SstFileWriter, WriteBatch
+from rocksdict import Cache, SstFileWriter, WriteBatch
 
+from foundation.errors import StorageUnavailable
 from foundation.failpoints import hit
+from merge_engine.bucket.database import Database
 from merge_engine.bucket.options import BucketOptions, write_options
 from merge_engine.bucket.rocksdb_errors import translated
 from merge_engine.encoding.stored_rows import SchemaHistory, StoredRows
@@ -30,6 +32,8 @@ _AT_A_TIME = 256
 # RocksDB itself begins to slow writes down at twenty.
 _MANY_FILES = 20
 _FILES = "rocksdb.num-files-at-level0"
+# In the text of what RocksDB raises where it would keep a write waiting.
+_STALL = "Write stall"
 
 Chunk = tuple[Sequence[bytes], Sequence[bytes]]
 """Keys, in order, and their values; an empty value deletes."""
@@ -56,14 +60,15 @@ class KeyedRows(NamedTuple):
 class RowWriter:
     """Writes to one database; one call at a time."""
 
-    def __init__(self, database: Rdict, path: Path, options: BucketOptions, cache: Cache) -> None:
+    def __init__(self, database: Database, options: BucketOptions, cache: Cache) -> None:
         self._database = database
-        self.path = path
+        self.path = database.path
         self._options = options
         self._cache = cache
         self._write_options = write_options()
         self._needs_flush = False
-        (path / _FILE).unlink(missing_ok=True)
+        with translated(self.path):
+            (self.path / _FILE).unlink(missing_ok=True)
 
     def write(
         self,
@@ -84,14 +89,17 @@ class RowWriter:
             if rows is not None:
                 yield from rows.encoded()
 
-        with translated(self.path):
-            if rows is None or len(rows.keys) <= self._options.behind_few_rows:
-                self._write_batch(chunks)
-            else:
-                self._write_file(chunks(), pause)
-
-    def _write_file(self, chunks: Iterator[Chunk], pause: Callable[[], None]) -> None:
+        if rows is None or len(rows.keys) <= self._options.behind_few_rows:
+            self._write_batch(chunks)
+            return
         path = self.path / _FILE
+        with translated(self.path):
+            self._make_file(path, chunks(), pause)
+        hit("view.file_made")
+        self._retry(self._check_files)
+        self._database.take_in(path)
+
+    def _make_file(self, path: Path, chunks: Iterator[Chunk], pause: Callable[[], None]) -> None:
         path.unlink(missing_ok=True)
         # Taken in and opened like all others, so it is made like them.
         file = SstFileWriter(self._options.to_options(self._cache))
@@ -107,15 +115,10 @@ class RowWriter:
                         del file[key]
             pause()
         file.finish()
-        hit("view.file_made")
-        self._retry(self._check_files)
-        how = IngestExternalFileOptions()
-        how.set_move_files(True)
-        self._database.ingest_external_file([str(path)], how)
 
     def _check_files(self) -> None:
-        if (self._database.property_int_value(_FILES) or 0) >= _MANY_FILES:
-            raise OSError("Write stall: RocksDB does not keep up with what it is given")
+        if self._database.count(_FILES) >= _MANY_FILES:
+            raise StorageUnavailable(f"{self.path}: {_STALL}: RocksDB does not keep up")
 
     def _write_batch(self, chunks: Callable[[], Iterator[Chunk]]) -> None:
         # After a full disk, RocksDB refuses writes until a flush succeeds.
@@ -136,7 +139,7 @@ class RowWriter:
         try:
             self._retry(write)
         except Exception as exc:
-            self._needs_flush = "Write stall" not in str(exc)
+            self._needs_flush = _STALL not in str(exc)
             raise
 
     def _retry(self, call: Callable[[], None]) -> None:
@@ -146,8 +149,8 @@ class RowWriter:
         while True:
             try:
                 return call()
-            except Exception as exc:
-                if "Write stall" not in str(exc) or time.monotonic() > deadline:
+            except StorageUnavailable as exc:
+                if _STALL not in str(exc) or time.monotonic() > deadline:
                     raise
             time.sleep(delay_s)
             delay_s = min(delay_s * 2, 0.1)

@@ -13,27 +13,20 @@ release passes them over.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-from weakref import WeakSet
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from rocksdict import AccessType, Cache, Checkpoint, Options, Rdict
+from rocksdict import Cache, Options
 
-from foundation import forks
-from foundation.errors import (
-    Closed,
-    InvalidInput,
-    Retryable,
-)
+from foundation.errors import InvalidInput, TallybookError
+from merge_engine.bucket.database import Database
 from merge_engine.bucket.fair_lock import FairLock
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.pinned_rows import PinnedRows
@@ -58,7 +51,6 @@ from merge_engine.working_set.working_set import Located, WorkingSet
 
 logger = logging.getLogger(__name__)
 
-LIBRARY = "RocksDB"
 # Puts are refused when RocksDB has not taken the rows behind for so many times their limit.
 _HARD_LIMIT = 4
 # A checkpoint gets ready so many times, or so long, until RocksDB has this little in memory.
@@ -98,18 +90,15 @@ class View:
         """`lock`: whoever changes something has it; so has the caller now."""
         self.path = path
         self._options = options
-        path.parent.mkdir(parents=True, exist_ok=True)
-        forks.use(LIBRARY)
-        with translated(path):
-            self._database = Rdict(str(path), options.to_options(cache))
+        self._database = Database(path, options.to_options(cache))
         try:
-            first = check_identity(self._database, path, identity)
-            writer = RowWriter(self._database, path, options, cache)
+            first = check_identity(self._database, identity)
+            writer = RowWriter(self._database, options, cache)
             if first:
                 writer.write(first)
-            self.meta = ViewMeta(self._database, path)
+            self.meta = ViewMeta(self._database)
             # Whether RocksDB has no rows that memory does not have.
-            self._complete = not self._has_rows()
+            self._complete = not self._database.keys_below(ROW_PREFIX, 1)
         except BaseException:
             self._database.close()
             raise
@@ -121,17 +110,7 @@ class View:
         # The keys that RocksDB has, where they are few, and the offset as of which.
         self._counted: Sequence[bytes] = ()
         self._counted_at = -1
-        # RocksDB keeps its directory until they are closed. Those that nobody has are closed.
-        self._pinned: WeakSet[PinnedRows] = WeakSet()
-        # Held for each step of a checkpoint: RocksDB must not be closed below it.
-        self._closing = threading.Lock()
-        self._closed = False
-        forks.hold(self)
         memory.join(self)
-
-    def inherited(self) -> list[object]:
-        """Return what must not be destroyed in a forked child: it would wait for ever."""
-        return [self._database, *(handle for rows in self._pinned for handle in rows.inherited())]
 
     @property
     def history(self) -> SchemaHistory:
@@ -196,7 +175,7 @@ class View:
         order = key_order(encoded)  # RocksDB reads sorted keys faster.
         back = np.empty(len(order), np.intp)
         back[order] = np.arange(len(order))
-        values = self._read(history.row_keys(encoded.take(pa.array(order))))
+        values = self._database.get(history.row_keys(encoded.take(pa.array(order))))
         return history.decode(values).reordered(back)
 
     @property
@@ -275,7 +254,7 @@ class View:
     @contextmanager
     def _free(self, *, by_holder: bool) -> Iterator[bool]:
         with nullcontext(True) if by_holder else self._lock.if_free() as free:
-            yield free and not self._closed
+            yield free and not self._database.is_closed
 
     def make_room(self) -> None:
         """Raise an error, mostly a Retryable one, if RocksDB has not taken rows for too long."""
@@ -298,8 +277,7 @@ class View:
     def flush(self) -> int:
         """Make everything durable on disk; return the offset up to which it is."""
         self.write_behind()
-        with translated(self.path):
-            self._database.flush()
+        self._database.flush()
         return self._behind.written
 
     def checkpoint(self, directory: Path) -> None:
@@ -310,24 +288,20 @@ class View:
         """
         if directory.exists():
             raise InvalidInput(f"{directory} exists already; a checkpoint needs a new directory")
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        with translated(directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + _READY_DEADLINE_S
         for _ in range(_READY_ATTEMPTS):
-            with self._while_open() as database:
-                database.flush()
-                # After a bulk load, a few flushes later RocksDB would rewrite nearly everything.
-                # Whoever uploads checkpoints would send it twice, so let it happen before.
-                if _mostly_new(database.live_files()):
-                    database.compact_range(None, None)
+            # After a bulk load, a few flushes later RocksDB would rewrite nearly everything.
+            # Whoever uploads checkpoints would send it twice, so let it happen before.
+            self._database.flush_for_copy(_mostly_new)
             # RocksDB may replace files now. A copy of those that stay is uploaded only once.
-            while self._counts(*_COMPACTIONS) and time.monotonic() < deadline:
+            while self._database.count(*_COMPACTIONS) and time.monotonic() < deadline:
                 time.sleep(0.01)
-            if self._counts("rocksdb.num-entries-active-mem-table") <= _READY_ENTRIES:
+            if self._database.count("rocksdb.num-entries-active-mem-table") <= _READY_ENTRIES:
                 break
-        with self._while_open() as database:
-            # This holds the interpreter lock, also while it flushes: hence the flushes before. The
-            # object keeps RocksDB's lock file, so it must not outlive the call.
-            Checkpoint(database).create_checkpoint(str(directory))
+        # This holds the interpreter lock, also while it flushes: hence the flushes before.
+        self._database.checkpoint(directory)
 
     def estimated_rows(self) -> int:
         """Return about how many rows there are; nobody is waited for.
@@ -336,10 +310,7 @@ class View:
         yet, how many keys are in memory. RocksDB counts a key each time that it was written until
         it compacts, and our own entries: of few rows, its estimate says nothing.
         """
-        stored = 0
-        if not self._complete:
-            with translated(self.path):
-                stored = self._database.property_int_value("rocksdb.estimate-num-keys") or 0
+        stored = 0 if self._complete else self._database.count("rocksdb.estimate-num-keys")
         if max(stored, len(self._rows)) > _FEW_ROWS:
             return max(stored, len(self._rows))
         return self._rows.rows_there(self._stored_keys() if stored else ())
@@ -348,68 +319,36 @@ class View:
         """Return the keys of the rows in RocksDB, which are few; read when it got others only."""
         written = self._behind.written
         if self._counted_at != written:
-            keys = []
-            with translated(self.path):
-                iterator = self._database.iter()
-                iterator.seek(ROW_PREFIX)
-                while iterator.valid() and iterator.key().startswith(ROW_PREFIX):
-                    keys.append(iterator.key().removeprefix(ROW_PREFIX))
-                    iterator.next()
-                iterator.status()
-            self._counted, self._counted_at = keys, written
+            stored = self._database.keys_below(ROW_PREFIX)
+            self._counted = [key.removeprefix(ROW_PREFIX) for key in stored]
+            self._counted_at = written
         return self._counted
 
     def stored_bytes(self) -> int:
         """Return how large the files of the rows are."""
-        return self._counts("rocksdb.total-sst-files-size")
-
-    def _counts(self, *properties: str) -> int:
-        with self._while_open() as database:
-            return sum(database.property_int_value(name) or 0 for name in properties)
-
-    @contextmanager
-    def _while_open(self) -> Iterator[Rdict]:
-        with self._closing:
-            if self._closed:
-                raise Closed("the bucket was closed meanwhile; open it again")
-            with translated(self.path):
-                yield self._database
+        return self._database.count("rocksdb.total-sst-files-size")
 
     def pin(self) -> PinnedRows:
         """Return all rows as of `applied`, whatever is written later; `close` closes them, too."""
         self.write_behind()
-        rows = PinnedRows(self._database, ROW_PREFIX, partial(translated, self.path))
-        self._pinned.add(rows)
-        return rows
+        return PinnedRows(self._database, ROW_PREFIX)
 
     def close(self) -> None:
-        """Write what is in memory and release the directory.
+        """Write what is in memory and release the directory, which is free on return.
 
-        If it cannot be written now, it is replayed from the log by whoever opens the view next.
+        Who reads meanwhile is waited for; who comes later gets Closed. If something cannot be
+        written now, it is replayed from the log by whoever opens the view next. Closing twice is
+        fine.
         """
+        if self._database.is_closed:
+            return
         try:
             self.write_behind()
-        except Retryable as exc:
+        except TallybookError as exc:
             logger.warning("view %s was closed before it had all of its log: %s", self.path, exc)
         finally:
             self._memory.leave(self)
-            for rows in list(self._pinned):
-                rows.close()
-            with self._closing:
-                self._closed = True
-                self._database.close()
-
-    def _has_rows(self) -> bool:
-        with translated(self.path):
-            iterator = self._database.iter()
-            iterator.seek(ROW_PREFIX)
-            found = iterator.valid() and iterator.key().startswith(ROW_PREFIX)
-            iterator.status()
-        return bool(found)
-
-    def _read(self, keys: list[bytes]) -> list[bytes | None]:
-        with translated(self.path):
-            return cast(list[bytes | None], self._database.get(cast(list[Any], keys)))
+            self._database.close()
 
 
 def _in_order(parts: Sequence[StoredRows], order: Slots) -> StoredRows:
@@ -430,6 +369,5 @@ def _mostly_new(files: Sequence[dict[str, Any]]) -> bool:
 
 def pin_checkpoint(directory: Path) -> PinnedRows:
     """Return all rows of a checkpoint, once `read_checkpoint` has read it; its files stay."""
-    with translated(directory):
-        database = Rdict(str(directory), Options(raw_mode=True), access_type=AccessType.read_only())
-    return PinnedRows(database, ROW_PREFIX, partial(translated, directory), owned=True)
+    database = Database(directory, Options(raw_mode=True), read_only=True)
+    return PinnedRows(database, ROW_PREFIX, owned=True)

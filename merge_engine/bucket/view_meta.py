@@ -16,17 +16,19 @@ told from the rest: the last epoch of each owner that has applied a token.
 
 import struct
 from collections.abc import Mapping, Sequence, Set
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-from rocksdict import AccessType, Options, Rdict
+from rocksdict import Options
 
 from foundation.errors import CorruptView, UnknownFormat
 from foundation.formats import Formats
 from foundation.ids import Token
+from merge_engine.bucket.database import Database
 from merge_engine.bucket.owner_work import OwnerWork, from_numbers, to_numbers
-from merge_engine.bucket.rocksdb_errors import rebuild, translated
+from merge_engine.bucket.rocksdb_errors import rebuild
 from merge_engine.bucket.segment import SegmentHeader
 
 _FORMAT = b"mformat"
@@ -91,10 +93,10 @@ class ViewMeta:
     `works` has all owners that ever put. It is replaced, never changed: readers need no lock.
     """
 
-    def __init__(self, database: Rdict, path: Path, version: int = FORMATS.current) -> None:
+    def __init__(self, database: Database, version: int = FORMATS.current) -> None:
         """Read what is ours, of this version of the format."""
         self._database = database
-        self._path = path
+        self._path = database.path
         self.applied = self._number(_APPLIED)
         self.schema_version = self._number(_SCHEMA)
         self._tokens: dict[str, AppliedToken] = {}
@@ -102,9 +104,9 @@ class ViewMeta:
         self._changed: set[str] = set()  # The owners of whom RocksDB does not have all yet.
         self.works: Mapping[str, OwnerWork] = {}
         if version >= _WITH_WORK:
-            self.works = {one: self._read_work(one) for one in _owners(database, path, _WORK)}
+            self.works = {one: self._read_work(one) for one in _owners(database, _WORK)}
         elif self.applied:
-            self.works = {one: self._guess_work(one) for one in _owners(database, path, _TOKEN)}
+            self.works = {one: self._guess_work(one) for one in _owners(database, _TOKEN)}
             # Whoever puts without a token mostly says nothing about himself, either.
             self.works = {"": OwnerWork(end_offset=self.applied), **self.works}
 
@@ -172,7 +174,7 @@ class ViewMeta:
         self._changed |= changes.owners
 
     def _read_work(self, owner: str) -> OwnerWork:
-        stored = _read(self._database, self._path, [_WORK + owner.encode()])[0] or b""
+        stored = self._database.get([_WORK + owner.encode()])[0] or b""
         count = max(len(stored) // _LAYOUT.number.size, 2)
         return from_numbers(_numbers(struct.Struct(f"<{count}Q"), stored, self._path))
 
@@ -185,23 +187,24 @@ class ViewMeta:
         )
 
     def _put_of(self, prefix: bytes, owner: str) -> tuple[Token, int, int] | None:
-        stored = _read(self._database, self._path, [prefix + owner.encode()])[0]
+        stored = self._database.get([prefix + owner.encode()])[0]
         if stored is None:
             return None
         epoch, batch, base_offset, other = _numbers(_LAYOUT.token, stored, self._path)
         return Token(epoch, batch), base_offset, other
 
     def _number(self, key: bytes) -> int:
-        stored = _read(self._database, self._path, [key])[0]
+        stored = self._database.get([key])[0]
         return _numbers(_LAYOUT.number, stored, self._path)[0] if stored else 0
 
 
-def check_identity(database: Rdict, path: Path, identity: str) -> dict[bytes, bytes]:
+def check_identity(database: Database, identity: str) -> dict[bytes, bytes]:
     """Raise unless the view is of this bucket, or new; return what is to be written first.
 
     That is whose it is or, if it is of an earlier format, what makes it one of ours.
     """
-    version, known = _read(database, path, [_FORMAT, _IDENTITY])
+    path = database.path
+    version, known = database.get([_FORMAT, _IDENTITY])
     ours = str(FORMATS.current).encode()
     if version is None:
         return {_FORMAT: ours, _IDENTITY: identity.encode()}
@@ -214,7 +217,7 @@ def check_identity(database: Rdict, path: Path, identity: str) -> dict[bytes, by
         )
     if number == FORMATS.current:
         return {}
-    works = ViewMeta(database, path, number).works
+    works = ViewMeta(database, number).works
     return {
         _FORMAT: ours,
         **{_WORK + owner.encode(): _pack(work) for owner, work in works.items()},
@@ -223,35 +226,17 @@ def check_identity(database: Rdict, path: Path, identity: str) -> dict[bytes, by
 
 def read_checkpoint(directory: Path) -> CheckpointState:
     """Return what a checkpoint is of, as it says itself; its files stay as they are."""
-    with translated(directory):
-        options = Options(raw_mode=True)
-        database = Rdict(str(directory), options, access_type=AccessType.read_only())
-        try:
-            version, identity = _read(database, directory, [_FORMAT, _IDENTITY])
-            if version is None or identity is None:
-                raise CorruptView(f"{directory} is no copy of a view; make another one")
-            meta = ViewMeta(database, directory, _check_format(version, directory))
-        finally:
-            database.close()
+    with closing(Database(directory, Options(raw_mode=True), read_only=True)) as database:
+        version, identity = database.get([_FORMAT, _IDENTITY])
+        if version is None or identity is None:
+            raise CorruptView(f"{directory} is no copy of a view; make another one")
+        meta = ViewMeta(database, _check_format(version, directory))
     return CheckpointState(meta.applied, identity.decode(errors="replace"), meta.works)
 
 
-def _read(database: Rdict, path: Path, keys: list[bytes]) -> list[bytes | None]:
-    with translated(path):
-        return cast(list[bytes | None], database.get(cast(list[Any], keys)))
-
-
-def _owners(database: Rdict, path: Path, prefix: bytes) -> Sequence[str]:
+def _owners(database: Database, prefix: bytes) -> Sequence[str]:
     """Return the owners of whom there is something below a prefix."""
-    owners = []
-    with translated(path):
-        iterator = database.iter()
-        iterator.seek(prefix)
-        while iterator.valid() and iterator.key().startswith(prefix):
-            owners.append(iterator.key().removeprefix(prefix).decode())
-            iterator.next()
-        iterator.status()
-    return owners
+    return [key.removeprefix(prefix).decode() for key in database.keys_below(prefix)]
 
 
 def _pack(work: OwnerWork) -> bytes:

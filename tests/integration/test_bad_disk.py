@@ -10,13 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import tallybook as tb
 from foundation.errors import CorruptView, Retryable, StorageFull, TallybookError
 from foundation.ids import Token
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.database import Database
 from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import segment_name
 from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.storage.objects import LocalStorage
-from tests.conftest import batch, rows_of, schema_of
+from tests.conftest import SUMS, batch, rows_of, schema_of
 from tests.support.small_disk import small_file_system
 
 # Full disks
@@ -146,6 +149,71 @@ def _until_it_works(call: Callable[[], object], *, deadline_s: float) -> None:
             if time.monotonic() > deadline:
                 raise
             threading.Event().wait(0.05)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return filler
+
+
+def test_a_writer_waits_while_the_disk_is_full_as_a_bucket_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view of a new partition was rocksdict's bare exception, and failed the batch."""
+    schema = (
+        tb.SchemaBuilder()
+        .column("k", pa.int64())
+        .column("p", pa.int32())
+        .agg_column("n", pa.int64(), "sum")
+        .primary_key("k", "p")
+        .partitioned_by("p")
+        .build()
+    )
+    with small_file_system(tmp_path / "small", "6m") as disk:
+        table = tb.Table.create(disk / "table", schema, buckets=1)
+        writer = table.writer(owner_id="o", columns=["n"], deadline_s=60).start()
+        writer.write(0, {"k": [1], "p": [1], "n": [1]})
+        create, release = LocalStorage.create, Database.close
+        fillers: list[Path] = []
+        closed_full: list[Path] = []
+
+        def create_after_filling(storage: LocalStorage, name: str, data: bytes) -> None:
+            if name == segment_name(0) and not fillers:
+                fillers.append(fill(disk))
+            create(storage, name, data)
+
+        def close(database: Database) -> None:
+            release(database)
+            if fillers and fillers[0].exists():  # It could not be opened: make room again.
+                closed_full.append(database.path)
+                fillers[0].unlink()
+
+        monkeypatch.setattr(LocalStorage, "create", create_after_filling)
+        monkeypatch.setattr(Database, "close", close)
+        writer.write(1, {"k": [1], "p": [2], "n": [1]})
+        assert len(closed_full) == 1
+        assert sorted(row["p"] for row in table.to_arrow().to_pylist()) == [1, 2]
+        writer.close()
+        table.close()
+
+
+def test_a_table_that_is_closed_while_the_disk_is_full_is_closed_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    with small_file_system(tmp_path / "small", "6m") as disk:
+        table = tb.Table.create(disk / "table", SUMS, buckets=2)
+        table.put({"k": list(range(2000)), "a": [1] * 2000})
+        filler = fill(disk)
+        table.close()
+        table.close()
+        filler.unlink()
+        with tb.Table.open(disk / "table") as again:
+            assert again.to_arrow().num_rows == 2000
 
 
 # Damage in the view

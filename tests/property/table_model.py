@@ -363,7 +363,7 @@ def named(*groups: str) -> list[str]:
 def abandon(table: Table) -> None:
     """Let go of a table as a killed process does: what is in memory is not written."""
     for bucket in table._buckets._buckets.values():
-        bucket._closed = bucket._view_closed = True
+        bucket._closed = True
         bucket._view._database.close()
     table.close()
 

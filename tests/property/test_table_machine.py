@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
-from rocksdict import Checkpoint
 
 from foundation.errors import Deposed, InvalidKey, Overflow
 from foundation.ids import BucketId
@@ -281,7 +280,7 @@ class TableMachine(ModelledTable):
             view = self.table.bucket(bucket_id)._view
             self.names += 1
             path = self.directory / f"checkpoint-{self.names}"
-            Checkpoint(view._database).create_checkpoint(str(path))
+            view._database.checkpoint(path)
             self.checkpoints[bucket_id] = (path, view._behind.written)
 
     def is_log_whole(self) -> bool:

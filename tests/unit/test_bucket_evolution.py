@@ -7,9 +7,9 @@ import pytest
 
 from foundation.errors import UnknownColumn, UnknownSchema
 from merge_engine.bucket.changelog import change_records
+from merge_engine.bucket.database import Database
 from merge_engine.bucket.masks import load_mask
 from merge_engine.bucket.options import BucketOptions
-from merge_engine.bucket.view import View
 from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.merging.batch import read_batch
 from merge_engine.merging.fold import fold
@@ -90,10 +90,11 @@ def test_rows_of_many_versions_read_as_one_and_are_upgraded_when_written(
     bucket.evolve(SchemaHistory(versions))
     expected = {1: (10, None), 2: (20, "two"), 3: (30, None), 4: (440, "four")}
     assert rows_of(bucket) == expected
-    stored = bucket._view._read(bucket.history.row_keys(bucket.history.key_codec.encode([K123])))
+    keys = bucket.history.row_keys(bucket.history.key_codec.encode([K123]))
+    stored = bucket._view._database.get(keys)
     assert [int.from_bytes((value or b"")[:2], "little") for value in stored] == [1, 2, 3]
     bucket.put(batch(k=[1, 2, 3], c=["!", "!", "!"]))
-    stored = bucket._view._read(bucket.history.row_keys(bucket.history.key_codec.encode([K123])))
+    stored = bucket._view._database.get(keys)
     assert [int.from_bytes((value or b"")[:2], "little") for value in stored] == [4, 4, 4]
     assert rows_of(bucket) == expected | {1: (10, "!"), 2: (20, "two,!"), 3: (30, "!")}
 
@@ -216,15 +217,15 @@ def test_a_look_up_beside_an_alteration_and_a_put_sees_either(
     add(bucket, [1], [1])
     bucket.close()
     bucket = bucket_factory(options=EAGER)
-    real = View._read
+    real = Database.get
     meanwhile: Iterator[Callable[[], object]] = iter(
         [lambda: bucket.evolve(SchemaHistory(ADDED)), lambda: add(bucket, [1], [1])]
     )
 
-    def read(view: View, keys: list[bytes]) -> list[bytes | None]:
+    def read(database: Database, keys: list[bytes]) -> list[bytes | None]:
         for happens in meanwhile:
             happens()
-        return real(view, keys)
+        return real(database, keys)
 
-    monkeypatch.setattr(View, "_read", read)
+    monkeypatch.setattr(Database, "get", read)
     assert bucket.lookup(batch(k=[1])).to_pylist() == [{"k": 1, "a": 2, "b": None}]

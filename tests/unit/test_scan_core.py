@@ -27,6 +27,7 @@ from locks.column_locks.acquisition import plan_acquisition
 from locks.column_locks.records import LockRecord
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.database import Pin
 from merge_engine.bucket.log import Log
 from merge_engine.bucket.masked_rows import cut_segments, finished_rows
 from merge_engine.bucket.masks import load_mask
@@ -257,10 +258,10 @@ def test_a_scan_that_nobody_has_any_more_does_not_hold_the_bucket(
     bucket = bucket_factory()
     fill(bucket, 10)
     scan = latest(bucket)
-    assert list(bucket._view._pinned)
+    assert list(bucket._view._database._pins)
     del scan
     gc.collect()
-    assert not list(bucket._view._pinned)
+    assert not list(bucket._view._database._pins)
 
 
 def test_close_waits_for_the_batch_that_is_being_read(
@@ -295,17 +296,19 @@ def test_a_scan_that_cannot_be_opened_holds_nothing(
     bucket_factory: BucketFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = bucket_factory()
-    held: list[PinnedRows] = []
+    held: list[Pin] = []
 
     def failing(_: Bucket) -> int:
-        held.extend(bucket._view._pinned)
+        held.extend(bucket._view._database._pins)
         raise Retryable("no object store")
 
     monkeypatch.setattr(Bucket, "confirm", failing)
     with pytest.raises(Retryable, match="no object store"):
         committed(bucket)
+    (rows,) = held
+    assert isinstance(rows, PinnedRows)
     with pytest.raises(Closed):
-        held[0].read(None, 1)
+        rows.read(None, 1)
 
 
 # Damage
@@ -349,7 +352,8 @@ def test_flipped_bytes_in_the_middle_are_noticed(
 def test_a_row_that_is_none_is_noticed(bucket: Bucket) -> None:
     fill(bucket, 3)
     bucket._view.write_behind()
-    bucket._view._database[b"r" + encoded(bucket, 1)] = b"\x01"
+    with bucket._view._database.inside() as rdict:
+        rdict[b"r" + encoded(bucket, 1)] = b"\x01"
     with pytest.raises(CorruptView, match="cannot be read"):
         rows(latest(bucket))
 

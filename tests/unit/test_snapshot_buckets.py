@@ -14,11 +14,11 @@ from obstore.store import MemoryStore
 from foundation.errors import Closed, CorruptView, InvalidInput, StorageUnavailable
 from foundation.ids import Token
 from merge_engine.bucket.bucket import Bucket
+from merge_engine.bucket.database import Database
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.owner_work import OwnerWork
 from merge_engine.bucket.snapshot_manifest import Manifest
 from merge_engine.bucket.snapshot_storage import SnapshotStorage, UploadedSnapshot, restore_latest
-from merge_engine.bucket.view import View
 from merge_engine.bucket.view_meta import CheckpointState, read_checkpoint
 from merge_engine.storage.objects import LocalStorage, ObjectStorage, RemoteStorage
 from tests.conftest import BucketFactory, batch, rows_of
@@ -213,13 +213,13 @@ def test_a_bucket_that_is_closed_during_a_checkpoint_ends_it_and_is_free(
 ) -> None:
     bucket = bucket_factory()
     add(bucket, [1], [1])
-    counts = View._counts
+    count = Database.count
 
-    def close_first(view: View, *properties: str) -> int:
+    def close_first(database: Database, *properties: str) -> int:
         bucket.close()
-        return counts(view, *properties)
+        return count(database, *properties)
 
-    monkeypatch.setattr(View, "_counts", close_first)
+    monkeypatch.setattr(Database, "count", close_first)
     with pytest.raises(Closed, match="closed meanwhile; open it again"):
         bucket.checkpoint(tmp_path / "checkpoint")
     assert not (tmp_path / "checkpoint").exists()

@@ -47,8 +47,9 @@ class Stalling:
 
 def stalling_view(path: Path, failures: int, options: BucketOptions) -> View:
     view = open_view(path, "t/0/0", options)
-    writer = view._behind.writer
-    writer._database = Stalling(writer._database, failures)  # type: ignore[assignment]
+    database = view._database
+    assert database._rdict is not None
+    database._rdict = Stalling(database._rdict, failures)  # type: ignore[assignment]
     return view
 
 
@@ -82,7 +83,7 @@ def test_a_view_that_was_not_written_says_why_until_it_is(tmp_path: Path) -> Non
         view.write_behind()
     assert view.written == 0
     assert "stall" in str(view.error).lower()
-    view._behind.writer._database._failures = 0  # type: ignore[attr-defined]
+    view._database._rdict._failures = 0  # type: ignore[union-attr]
     view.write_behind()
     assert (view.written, view.error) == (1, None)
     view.close()

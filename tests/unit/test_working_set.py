@@ -552,7 +552,7 @@ def test_a_new_bucket_does_not_ask_the_disk_for_what_was_never_there(
     bucket_factory: BucketFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = bucket_factory(SUMS)
-    monkeypatch.setattr("merge_engine.bucket.view.View._read", None)
+    monkeypatch.setattr("merge_engine.bucket.database.Database.get", None)
     bucket.put(wide(10))
     assert sums(bucket, 10) == (45, 10)
     assert bucket.lookup(batch(k=[99]))["a"].to_pylist() == [None]
