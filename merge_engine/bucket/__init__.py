@@ -2,6 +2,7 @@
 
 bucket             a bucket: a log, its view, and the calls that keep the two together
 changelog          the changelog as readers see it: finished values, a record per changed key
+database           a directory of RocksDB, open: the one way to it
 fair_lock          a lock that is given to those who wait for it in the order in which they came
 follower           a bucket that somebody else leads, followed: warm for whoever leads it next
 log                the log of a bucket: immutable segments, and the leader that appends
