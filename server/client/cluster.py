@@ -15,6 +15,7 @@ from typing import Any
 
 from foundation.allocator import keep_freed_memory
 from foundation.errors import ServerUnavailable, TableExists, UnknownTable
+from foundation.parallel import at_once
 from locks.catalog.definitions import CatalogTable, TableDefinition
 from locks.cluster.presence import await_cluster
 from locks.coordinator import Coordinator
@@ -243,9 +244,29 @@ class Cluster:
         self.coordinator.drop_table(self.coordinator.tables.get(name), force=force)
 
     def status(self) -> list[dict[str, Any]]:
-        """Return what each live server says of itself; an `error` for one that does not answer."""
-        servers = self._ask(lambda there: there.servers.all())
-        return [self._status_of(server.address) for server in servers]
+        """Return what each live server says of itself; an `error` for one that does not answer.
+
+        All are asked side by side: one that says nothing keeps nobody for longer than `attempt_s`.
+        """
+        return at_once(self.status_of, self.server_addresses())
+
+    def server_addresses(self) -> list[str]:
+        """Return where the live servers are, as ZooKeeper knows them."""
+        return [server.address for server in self._ask(lambda there: there.servers.all())]
+
+    def status_of(self, address: str) -> dict[str, Any]:
+        """Return what the server at this address says of itself, or an `error`."""
+        timeout_s = self._settings["attempt_s"]
+        try:
+            answer = self.calls.connections.call(address, Status(), timeout_s)
+        except Broken as exc:
+            return {"address": address, "error": str(exc)}
+        return dict(answer.status)
+
+    @property
+    def connected(self) -> bool:
+        """Whether ZooKeeper is there, as far as is known here; nobody is asked."""
+        return self._store.connected
 
     def close(self) -> None:
         """End the connections and the session. Closing twice is fine."""
@@ -268,14 +289,6 @@ class Cluster:
 
     def _ask(self, question: Callable[[Coordinator], Result]) -> Result:
         return ask(lambda: self.coordinator, question)
-
-    def _status_of(self, address: str) -> dict[str, Any]:
-        timeout_s = self._settings["attempt_s"]
-        try:
-            answer = self.calls.connections.call(address, Status(), timeout_s)
-        except Broken as exc:
-            return {"address": address, "error": str(exc)}
-        return dict(answer.status)
 
 
 def _as_wanted(table: RemoteTable, definition: TableDefinition) -> RemoteTable:

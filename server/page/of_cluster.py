@@ -30,4 +30,4 @@ def page_of_cluster(
             f"a page at {host} is open to all who reach it: give it a token, or serve it at "
             f"{_LOOPBACK[0]}"
         )
-    return StatusPage(connect, host=host, port=port, token=token, tls=tls, asks_cluster=True)
+    return StatusPage(connect, host=host, port=port, token=token, tls=tls)

@@ -5,10 +5,11 @@ often than the rest.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foundation.ids import BucketId
+from foundation.parallel import at_once
 from locks.catalog.copies import LakeCopy
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
@@ -25,15 +26,21 @@ NO_SERVER = "no server leads it"
 class Overview:
     """Looks at a cluster. For one thread at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        ask_servers: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]] | None = None,
+    ) -> None:
+        """`ask_servers`: for their status, by their addresses; else until all have answered."""
         self._cluster = cluster
+        self._ask_servers = ask_servers or (lambda these: at_once(cluster.status_of, these))
         self._snapshots: dict[int, tuple[float, dict[str, ListedSnapshot]]] = {}
         self._open: dict[tuple[int, str], tuple[tuple[int, int], int]] = {}
 
     def look(self) -> dict[str, Any]:
         """Return all there is. TallybookError if the cluster cannot be asked."""
         coordinator = self._cluster.coordinator
-        servers = self._cluster.status()
+        servers = self._ask_servers(self._cluster.server_addresses())
         now_ms = coordinator.store.now_ms()
         tables = [self._table(table, servers, now_ms) for table in coordinator.tables.all()]
         return {

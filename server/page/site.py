@@ -28,8 +28,8 @@ _POLICY = (
 class StatusPage(HttpEndpoint):
     """Serves the page until closed. `connect`: to the cluster, once somebody looks.
 
-    `unready`: tells why this process is not ready, if it is not. `asks_cluster`: it is ready while
-    it can ask the cluster, besides.
+    `unready`: tells why this process is not ready, if it is not; unless given, it is ready while it
+    can ask the cluster. `/metrics` and `/readyz` answer within three seconds of what is known.
     """
 
     def __init__(
@@ -40,13 +40,11 @@ class StatusPage(HttpEndpoint):
         port: int,
         token: str | None = None,
         tls: tuple[Path, Path] | None = None,
-        unready: Callable[[], str | None] = lambda: None,
-        asks_cluster: bool = False,
+        unready: Callable[[], str | None] | None = None,
         look_s: float = LOOK_S,
     ) -> None:
         self._watcher = Watcher(connect, look_s=look_s)
-        self._unready = unready
-        self._asks_cluster = asks_cluster
+        self._unready = unready or (lambda: self._watcher.now().get("error"))
         self._scheme = "http" if tls is None else "https"
         page = files("server.page").joinpath("page.html").read_bytes()
         routes = {
@@ -88,8 +86,6 @@ class StatusPage(HttpEndpoint):
 
     def _ready(self, _: Mapping[str, str]) -> HttpAnswer:
         why = self._unready()
-        if why is None and self._asks_cluster:
-            why = self._watcher.now().get("error")
         if why is None:
             return HttpAnswer(body=b"ready\n")
         return HttpAnswer(body=f"not ready: {why}\n".encode(), status=503)

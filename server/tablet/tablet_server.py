@@ -425,9 +425,13 @@ class TabletServer:
         return DrainAnswer(buckets=len(self._hosting.led()))
 
     def unready(self) -> str | None:
-        """Return why it is not ready: it serves nothing yet, or not all that it is to lead."""
+        """Return why it is not ready: it serves nothing, or not all that it is to lead."""
         if self._server is None:
             return "it is not in the cluster"
+        try:
+            self.check_connected()
+        except NotLeader:
+            return f"ZooKeeper at {self._config.zookeeper} is away"
         unopened = self._hosting.unopened()
         return f"{len(unopened)} buckets are not open yet" if unopened else None
 

@@ -17,9 +17,8 @@ from server.__main__ import parser as server_parser
 from server.client.connections import Connections
 from server.launch.local_cluster import LocalCluster
 from server.launch.logs import configure
-from server.page.site import StatusPage
+from server.page.of_cluster import page_of_cluster
 from server.protocol.environment import ADDRESS_VARIABLE
-from server.tablet.config import LOOPBACK
 from tallybook.commands.borrowed_options import borrowed, words_of
 from tallybook.commands.draining import drain as drain_server
 from tallybook.commands.output import complain, print_line
@@ -99,7 +98,7 @@ def local(
     with told(context.command_path):
         stop = StopSignals()
         with LocalCluster(directory, servers=servers, port=port or None) as cluster:
-            shown = StatusPage(cluster.connect, host="127.0.0.1", port=page_port)
+            shown = page_of_cluster(cluster.connect, port=page_port)
             with closing(shown):
                 print(f"a cluster of {servers} in {directory.resolve()}, until Ctrl-C")
                 print(f'  in Python       tb.connect("{cluster.address}")')
@@ -136,11 +135,6 @@ def page(
     The page asks for the token that the servers want, if they want one.
     """
     token = reach.credentials().token
-    if host not in LOOPBACK and token is None:
-        raise InvalidInput(
-            f"a page at {host} would be open to everybody: give it a token, or leave it at "
-            "127.0.0.1"
-        )
     if (tls_certificate is None) != (tls_key is None):
         raise InvalidInput("--tls-certificate and --tls-key go together")
     tls = None
@@ -149,7 +143,7 @@ def page(
     stop = StopSignals()
     with reach.connect():  # That it can be reached is found out now, not when somebody looks.
         pass
-    shown = StatusPage(reach.connect, host=host, port=port, token=token, tls=tls)
+    shown = page_of_cluster(reach.connect, host=host, port=port, token=token, tls=tls)
     with closing(shown):
         print(f"the status page of {reach.address} is at {shown.url}, until Ctrl-C", flush=True)
         while not stop.wait(_LOOK_S):

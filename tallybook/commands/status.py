@@ -41,8 +41,8 @@ def status(
     renews.
     """
     with connected(reach) as cluster:
-        seen = Overview(cluster).look()
         servers = cluster.status()
+        seen = Overview(cluster, lambda _: servers).look()
     problems = problems_of(seen, snapshot_age_s=snapshot_age)
     if json:
         print_json({**_document(seen, servers), "problems": problems})

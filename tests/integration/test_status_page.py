@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,9 +29,11 @@ from server.client.cluster import Cluster, connect
 from server.page.of_cluster import page_of_cluster
 from server.page.of_server import page_of
 from server.page.overview import Overview
+from server.page.status_requests import StatusRequests
 from server.tablet.tablet_server import TabletServer
 from tests.support.metrics import CLUSTER_METRICS
 from tests.support.raw_flight import client_of, running
+from tests.support.zookeeper_proxy import Proxy
 from tests.support.zookeeper_server import chroot, wait_until, zookeeper_server
 
 ORDERS = (
@@ -78,9 +81,17 @@ class Paged:
                 return exc.code, exc.read().decode()
 
     def overview(self) -> dict[str, Any]:
-        status, body = self.get("/overview.json")
-        assert status == 200
-        return dict(json.loads(body))
+        """Return what the page is made of, once there is something."""
+        found: dict[str, Any] = {}
+
+        def is_there() -> bool:
+            status, body = self.get("/overview.json")
+            assert status == 200
+            found.update(json.loads(body))
+            return "servers" in found
+
+        wait_until(is_there, "the cluster was looked at")
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +302,59 @@ def test_a_page_outside_of_the_servers_shows_the_same_and_says_when_it_cannot(
     port = int(paged.url.rstrip("/").rpartition(":")[2])
     with pytest.raises(InvalidInput, match=f":{port}: Address already in use. Choose another"):
         page_of_cluster(nowhere, port=port)
+
+
+def test_a_page_says_soon_that_zookeeper_is_away_and_is_ready_again_with_it(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    with (
+        Proxy(zookeeper) as proxy,
+        with_page(proxy.address, tmp_path) as (server, of_server),
+        closing(page_of_cluster(lambda: connect(proxy.address))) as outside,
+        client_of(zookeeper.address) as cluster,
+    ):
+        pages = [Paged(proxy.address, server, cluster, url) for url in (of_server, outside.url)]
+
+        def all_say(path: str, words: str) -> bool:
+            return all(words in page.get(path, None)[1] for page in pages)
+
+        def is_reachable(number: int) -> bool:
+            return all_say("/metrics", f"\ntallybook_cluster_reachable {number}\n")
+
+        wait_until(lambda: is_reachable(1) and all_say("/readyz", "ready\n"), "all is well")
+        proxy.refuse()
+        wait_until(lambda: is_reachable(0), "it is told")
+        wait_until(lambda: all_say("/readyz", "not ready: "), "no page is ready")
+        assert all_say("/overview.json", f"ZooKeeper at {proxy.address} is away")
+        proxy.accept()
+        wait_until(lambda: is_reachable(1), "it is there again")
+        wait_until(lambda: not all_say("/readyz", "not ready"), "and so are the pages")
+
+
+def test_a_server_that_says_nothing_keeps_nobody_from_what_the_others_say(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    address = chroot(zookeeper)
+    with (
+        with_page(address, tmp_path) as (server, url),
+        client_of(address, attempt_s=3600.0) as cluster,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
+        page = Paged(address, server, cluster, url)
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        cluster.coordinator.servers.register(where)
+        requests = StatusRequests(cluster.status_of)
+        first, second = sorted(
+            requests.of(cluster.server_addresses()), key=lambda one: one["address"] == where
+        )
+        assert (first["address"], first["problems"]) == (server.address, {})
+        assert (second["address"], "no answer" in second["error"]) == (where, True)
+        wait_until(
+            lambda: "\ntallybook_cluster_servers_silent 1\n" in page.get("/metrics", None)[1],
+            "it is counted",
+        )
+        assert "\ntallybook_cluster_servers 1\n" in page.get("/metrics", None)[1]
+        requests.close()
 
 
 @contextmanager
