@@ -60,7 +60,9 @@ class Sinks:
             return self.spark.createDataFrame(table)
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
-        return self.spark.createDataFrame(table.to_pylist(), from_arrow_schema(table.schema))
+        rows = table.to_pylist(maps_as_pydicts="strict")
+        schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+        return self.spark.createDataFrame(rows, schema)
 
     def source(self, directory: Path, *, files: int = 1) -> Any:
         """Return a stream of the Parquet files in a directory, so many in a batch."""
