@@ -39,7 +39,7 @@ from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from recovery.reader.standing import Standing
 from recovery.reader.table_changes import TableChanges
-from recovery.reader.table_scan import TableScan, chosen_buckets
+from recovery.reader.table_scan import TableScan
 from recovery.writer.parts import PartSizes
 from recovery.writer.table_writer import TableWriter
 
@@ -129,12 +129,15 @@ class Table(EmbeddedTable, Standing):
         is seen in part. `at`: at this cut. `found`: with a last column, `_found`, that tells a row
         of nulls from none.
         """
-        cut = self._stand(isolation, at, self._locks.cut)
+        cut = self._cut_of(isolation, at, self._locks.cut)
         look = self._latest if cut is None else self._at(cut)
         return self._look_up(keys, columns, look, found=found)
 
     def _check_cut(self, cut: Cut) -> Cut:
         return cut.checked(self.table_id, self.name)
+
+    def _buckets_at(self, cut: Cut | None) -> list[BucketId]:  # noqa: ARG002
+        return self.bucket_ids()
 
     def _latest(
         self, asked: Sequence[KeysThere], columns: Sequence[Column], found: str | None
@@ -170,10 +173,10 @@ class Table(EmbeddedTable, Standing):
         Bucket after bucket, in key order within each. "committed" rows stand at one cut, in all
         buckets alike: at one that is taken now, or `at` the one that is given.
         """
-        schema = self.schema
+        stand = self._stand(isolation, at, buckets)
+        cut, schema = stand.cut, self.schema
         # The same columns from every bucket, whatever is added or has their names in between.
         chosen = schema.values(columns)
-        cut = self._stand(isolation, at)
 
         def open_rows(bucket_id: BucketId, most: int | None) -> EmbeddedRows:
             def pin() -> BucketScan:
@@ -183,8 +186,7 @@ class Table(EmbeddedTable, Standing):
             return EmbeddedRows(pin, chosen, most)
 
         fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
-        wanted = chosen_buckets(self.bucket_ids(), buckets)
-        return TableScan(wanted, pa.schema(fields), open_rows, cut=cut, limit=limit)
+        return TableScan(stand.buckets, pa.schema(fields), open_rows, cut=cut, limit=limit)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all committed rows as one table: short for `scan(columns).to_arrow()`."""
@@ -202,15 +204,15 @@ class Table(EmbeddedTable, Standing):
         Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
         now. What was undone is left out, and so is what is not committed.
         """
-        first, last = self._span(since, until)
+        span = self._span(since, until, buckets)
+        first, last = span.since, span.until
 
         def read(bucket: BucketId) -> Iterator[ChangeBatch]:
             found = open_changes_between(self.bucket(bucket), first.at(bucket), last.at(bucket))
             version = found.schema.version
             return (ChangeBatch(batch, version) for batch, _ in found.records() if batch.num_rows)
 
-        wanted = chosen_buckets(self.bucket_ids(), buckets)
-        return TableChanges(wanted, self.schema, read, (first, last))
+        return TableChanges(span.buckets, self.schema, read, (first, last))
 
     def _earliest(self) -> Cut:
         starts = {bucket: self.bucket(bucket).start_offset for bucket in self.bucket_ids()}

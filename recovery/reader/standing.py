@@ -1,10 +1,39 @@
-"""Where the reads of a table stand, as tables in one process and on servers decide it alike."""
+"""Where the reads of a table stand, and what there is to read: for tables of both kinds alike.
+
+A partition that a batch brings up is there before the batch is committed. So what is listed once a
+cut stands has all buckets that the cut has rows in; what was listed before may lack some of them,
+and a batch would be seen in part. The same holds for columns. Hence a read takes its cut first, and
+the buckets come with it: there is no way to have them without.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from foundation.ids import BucketId
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
+from recovery.reader.table_scan import chosen_buckets
+
+Wanted = Sequence[BucketId] | Mapping[BucketId, object] | None
+"""The buckets that a read is to have; None: all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """Where a read stands, and its buckets. `cut` None: each bucket as it is."""
+
+    cut: Cut | None
+    buckets: list[BucketId]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """The cuts between which changes are read, and of which buckets."""
+
+    since: Cut
+    until: Cut
+    buckets: list[BucketId]
 
 
 class Standing(ABC):
@@ -22,10 +51,14 @@ class Standing(ABC):
     def _earliest(self) -> Cut:
         """Return a cut that has nothing of what the logs have."""
 
-    def _stand(
+    @abstractmethod
+    def _buckets_at(self, cut: Cut | None) -> list[BucketId]:
+        """Return all buckets, listed after this cut was taken; None: as they are now."""
+
+    def _cut_of(
         self, isolation: str, at: Cut | str | None, take: Callable[[], Cut] | None = None
     ) -> Cut | None:
-        """Return where a read stands: at the cut that it is given, or at one that is taken now.
+        """Return the cut of a read: the one that it is given, or one that is taken now.
 
         None: each bucket as it is. `take`: takes the cut, if `cut` does more than is needed.
         """
@@ -34,7 +67,16 @@ class Standing(ABC):
             return self._check_cut(Cut.of(at))
         return (take or self.cut)() if committed else None
 
-    def _span(self, since: Cut | str | None, until: Cut | str | None) -> tuple[Cut, Cut]:
-        """Return the cuts between which changes are read: from the earliest, up to now."""
+    def _stand(self, isolation: str, at: Cut | str | None, wanted: Wanted = None) -> Stand:
+        """Return where a read stands, and the buckets that it has there."""
+        cut = self._cut_of(isolation, at)
+        return Stand(cut=cut, buckets=chosen_buckets(self._buckets_at(cut), wanted))
+
+    def _span(
+        self, since: Cut | str | None, until: Cut | str | None, wanted: Wanted = None
+    ) -> Span:
+        """Return between which cuts changes are read: from the earliest, up to now."""
         last = self.cut() if until is None else self._check_cut(Cut.of(until))
-        return self._earliest() if since is None else self._check_cut(Cut.of(since)), last
+        first = self._earliest() if since is None else self._check_cut(Cut.of(since))
+        buckets = chosen_buckets(self._buckets_at(last), wanted)
+        return Span(since=first, until=last, buckets=buckets)

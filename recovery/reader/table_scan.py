@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from foundation.arguments import buckets_of
-from foundation.errors import InvalidInput, UnknownOrExpiredScannerError
+from foundation.errors import InvalidInput, PartitionGone, UnknownOrExpiredScannerError
 from foundation.ids import BucketId
 from foundation.parallel import map_all
 from recovery.reader.cut import Cut
@@ -252,11 +252,21 @@ class _Streams:
 def chosen_buckets(
     known: Sequence[BucketId], wanted: Sequence[BucketId] | Mapping[BucketId, object] | None
 ) -> list[BucketId]:
-    """Return the buckets to scan: those asked for, if they exist; all, if nobody asked."""
+    """Return the buckets to scan: those asked for, if they exist; all, if nobody asked.
+
+    PartitionGone for those of a partition that is not there: it was, or nobody would know its id.
+    """
     if wanted is None:
         return list(known)
     buckets = buckets_of(wanted)
     missing = sorted(set(buckets) - set(known))
     if missing:
+        there = {bucket.partition for bucket in known}
+        gone = sorted({bucket.partition for bucket in missing} - there)
+        if gone:
+            raise PartitionGone(
+                f"the table has no buckets {missing}: the partitions with ids {gone} were dropped "
+                "meanwhile"
+            )
         raise InvalidInput(f"the table has no buckets {missing}")
     return buckets

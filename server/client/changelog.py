@@ -1,9 +1,11 @@
 """The changelogs of buckets, as a client reads them."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -14,17 +16,19 @@ from merge_engine.bucket.changelog import ChangeBatch
 from recovery.reader.cut import Cut
 from recovery.reader.cut_between import Piece
 from server.client.connections import Broken
-from server.client.table_caller import TableCaller
+from server.client.table_caller import TableCaller, together
 from server.protocol.reads import (
     ChangedPieces,
     ChangelogBatch,
     LogEnds,
+    LogEndsAnswer,
     ReadChangelog,
     ReadChanges,
     StreamCall,
 )
 
 _Told = tuple[pa.RecordBatch, ChangelogBatch]
+Result = TypeVar("Result")
 
 
 class Changelog:
@@ -105,13 +109,34 @@ class Changelog:
         return replace(self._call, after=self.next_offset)
 
 
-def log_ends(caller: TableCaller, buckets: Sequence[BucketId] | None = None) -> LogEnds:
-    """Return the call that asks where the logs of these buckets, or of all, start and end."""
-    return LogEnds(
+def ask_all(
+    caller: TableCaller, cut: Cut | None, ask: Callable[[Sequence[BucketId]], Result]
+) -> Result:
+    """Ask all buckets, and again those that there are if a partition was dropped meanwhile.
+
+    `cut`: what they are asked about; see `TableCaller.bucket_ids`.
+    """
+    while True:  # Each time, somebody has dropped a partition.
+        with suppress(PartitionGone):
+            return ask(caller.bucket_ids(cut))
+
+
+def log_ends(
+    caller: TableCaller, buckets: Sequence[BucketId]
+) -> list[tuple[Sequence[BucketId], LogEndsAnswer]]:
+    """Ask where the logs of buckets start and end; PartitionGone if one of them is no more."""
+    call = LogEnds(
         table_id=caller.table.table_id,
         schema_version=caller.table.schema.version,
-        buckets=tuple(caller.bucket_ids() if buckets is None else buckets),
+        buckets=tuple(buckets),
     )
+    return caller.ask(call)
+
+
+def end_offsets(caller: TableCaller) -> dict[BucketId, int]:
+    """Return where the log of each bucket ends."""
+    shares = ask_all(caller, None, partial(log_ends, caller))
+    return dict(together(shares).results)
 
 
 def estimated_rows(caller: TableCaller, buckets: Sequence[BucketId]) -> dict[BucketId, int]:
@@ -120,7 +145,7 @@ def estimated_rows(caller: TableCaller, buckets: Sequence[BucketId]) -> dict[Buc
     Nothing, if a partition was dropped just now.
     """
     try:
-        answers = caller.ask(log_ends(caller, buckets))
+        answers = log_ends(caller, buckets)
     except PartitionGone:
         return {}
     return {
@@ -134,7 +159,7 @@ def earliest_cut(caller: TableCaller) -> Cut:
     """Return a cut that has nothing of what the logs have."""
     starts = {
         bucket: start
-        for buckets, answer in caller.ask(log_ends(caller))
+        for buckets, answer in ask_all(caller, None, partial(log_ends, caller))
         for bucket, start in zip(buckets, answer.starts, strict=True)
     }
     return Cut(table=caller.table.uid, epoch=None, time_ms=0, ends=Offsets(starts))
@@ -158,17 +183,21 @@ def bucket_changes(
 
 
 def pieces_between(
-    caller: TableCaller, since: Cut, until: Cut, buckets: Sequence[BucketId]
+    caller: TableCaller, since: Cut, until: Cut
 ) -> dict[BucketId, tuple[Piece, ...]]:
-    """Return which batches are between two cuts, by bucket, and how large they are.
+    """Return which batches are between two cuts, and how large they are, of each bucket there is.
 
-    PartitionGone: one of the buckets is no more.
+    The buckets are listed here, once both cuts stand: none is left out that the later one has.
     """
-    call = ChangedPieces(
-        table_id=caller.table.table_id,
-        schema_version=caller.table.schema.version,
-        buckets=tuple(buckets),
-        since=since,
-        until=until,
-    )
-    return dict(caller.call(call).results)
+
+    def ask(buckets: Sequence[BucketId]) -> dict[BucketId, tuple[Piece, ...]]:
+        call = ChangedPieces(
+            table_id=caller.table.table_id,
+            schema_version=caller.table.schema.version,
+            buckets=tuple(buckets),
+            since=since,
+            until=until,
+        )
+        return dict(caller.call(call).results)
+
+    return ask_all(caller, until, ask)

@@ -14,10 +14,9 @@ import pyarrow as pa
 from foundation.arguments import names_of
 from foundation.deadlines import within
 from foundation.errors import InvalidInput, PartitionGone, ServerUnavailable
-from foundation.ids import BucketId
 from merge_engine.embedded.derived_calls import FOUND, Data, as_arrow
 from merge_engine.merging.batch import read_keys
-from merge_engine.merging.routing import Route, gather, route
+from merge_engine.merging.routing import gather, route
 from merge_engine.schema.schema import Column, Schema
 from merge_engine.schema.state_columns import state_column
 from recovery.reader.cut import Cut
@@ -137,8 +136,8 @@ async def _gathered(
 class _Asked:
     """What a look-up by itself asks for, of whichever keys.
 
-    Without a cut, committed rows stand at one that is taken now: by their leader if they are all in
-    one bucket, or else here, so that it is one for all.
+    Without a cut, committed rows stand at one that is taken now: by their leader if their keys are
+    all of one bucket, or else here, so that it is one for all.
     """
 
     def __init__(
@@ -181,18 +180,18 @@ class _Asked:
     def _rows_of(self, key_columns: Keys) -> pa.Table:
         caller, call = self._caller, self._call
         routes = route(self._table.schema, key_columns, self._table.buckets)
-        known: list[tuple[BucketId, Route]] = [
-            (bucket, target) for target in routes if (bucket := caller.find(target)) is not None
-        ]
+        cut = call.cut
+        # Who asks one bucket leaves the cut to its leader. For more, it is taken before any of
+        # them is looked for: also for one that there is not, or not yet.
+        if cut is None and call.isolation is Isolation.COMMITTED and len(routes) > 1:
+            cut = caller.cut()
+        known = caller.find_all(routes, cut)
         wanted = {
             bucket: pa.record_batch(
                 rows_of(key_columns, target, whole=len(routes) == 1), schema=self._keys
             )
             for bucket, target in known
         }
-        cut = call.cut
-        if cut is None and call.isolation is Isolation.COMMITTED and len(wanted) > 1:
-            cut = caller.cut()
         call = replace(call, buckets=tuple(wanted), keys=wanted, cut=cut)
         shares = caller.ask(call)
         value_schema = pa.schema(self._shown)

@@ -23,7 +23,6 @@ from locks.catalog.definitions import TableDefinition
 from locks.coordinator import Coordinator
 from locks.encoding.offsets import Offsets
 from locks.snapshots.list_records import ListedSnapshot
-from merge_engine.bucket.changelog import changelog_schema
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.tokens import check_writer
@@ -46,15 +45,22 @@ from recovery.reader.table_scan import ScanSource, TableScan, chosen_buckets
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from server.client.asking import Result, ask
-from server.client.changelog import Changelog, bucket_changes, earliest_cut, log_ends
+from server.client.changelog import (
+    Changelog,
+    ask_all,
+    bucket_changes,
+    earliest_cut,
+    end_offsets,
+)
 from server.client.lookups import look_up, look_up_async, look_up_now
 from server.client.puts import put_unlocked
-from server.client.scan_sources import LogRows, live_rows, row_schema, snapshot_rows
+from server.client.scan_sources import live_rows, row_schema, scan_log, scan_snapshots
 from server.client.snapshot_lease import (
     BorrowedLease,
     HeldSnapshots,
     SnapshotLease,
     hold_latest,
+    hold_whole,
 )
 from server.client.table_caller import ClusterConnection, TableCaller
 from server.client.undoing import undo_all
@@ -132,7 +138,7 @@ class RemoteTable(DerivedCalls, Standing):
 
     def bucket_ids(self) -> list[BucketId]:
         """Return all buckets of all partitions, as they are now."""
-        return self.caller.bucket_ids()
+        return self._buckets_at(None)
 
     def close(self) -> None:
         """End the connection to the cluster, if this table was unpickled with one of its own.
@@ -265,6 +271,9 @@ class RemoteTable(DerivedCalls, Standing):
     def _earliest(self) -> Cut:
         return earliest_cut(self.caller)
 
+    def _buckets_at(self, cut: Cut | None) -> list[BucketId]:
+        return self.caller.bucket_ids(cut)
+
     def changes(
         self,
         since: Cut | str | None = None,
@@ -277,11 +286,10 @@ class RemoteTable(DerivedCalls, Standing):
         Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
         now. What was undone is left out, and so is what is not committed.
         """
-        first, last = self._span(since, until)
-        wanted = chosen_buckets(self.bucket_ids(), buckets)
+        span = self._span(since, until, buckets)
         self.refresh()  # Records have all columns that there are, not those we know of.
-        read = partial(bucket_changes, self.caller, first, last)
-        return TableChanges(wanted, self.schema, read, (first, last))
+        read = partial(bucket_changes, self.caller, span.since, span.until)
+        return TableChanges(span.buckets, self.schema, read, (span.since, span.until))
 
     def changelog(
         self,
@@ -323,30 +331,17 @@ class RemoteTable(DerivedCalls, Standing):
         "committed" rows stand at one cut, in all buckets alike: at one that is taken now, or `at`
         the one that is given. LIVE_KV reads the leaders' rows. SNAPSHOT reads what `lease` holds,
         at the cut of the lease, from the object store alone; the log has what came since. LOG has
-        change records from `from_offsets` on (0 where nothing is said) instead of rows.
+        change records from `from_offsets` on (0 where nothing is said) instead of rows. Without
+        `columns`, live rows have all columns that there are at the cut, whatever was known here.
         """
-        table = self.definition
-        chosen = table.schema.values(columns)
         shown = Isolation.of(isolation)
         if (lease is not None) != (source is ScanSource.SNAPSHOT):
             raise InvalidInput("a lease goes with source=ScanSource.SNAPSHOT, and that needs one")
         if source is ScanSource.SNAPSHOT:
-            if not hasattr(lease, "snapshots"):
+            if lease is None or not hasattr(lease, "snapshots"):
                 raise InvalidInput(f"a lease is what `lease_latest` has returned, not {lease!r}")
-            assert lease is not None
-            known = list(lease.snapshots)
-            cut = self._stand(shown, at, lambda: lease.cut)
-            opening = snapshot_rows(
-                self._cluster.storage(),
-                table,
-                chosen,
-                lease,
-                cut=cut,
-                knowing=self.caller.knowing,
-            )
-            wanted = chosen_buckets(known, buckets)
-            return TableScan(wanted, row_schema(table, chosen), opening, cut=cut, limit=limit)
-        wanted = chosen_buckets(self.bucket_ids(), buckets)
+            cut = self._cut_of(shown, at, lambda: lease.cut)
+            return scan_snapshots(self.caller, columns, lease, cut, buckets=buckets, limit=limit)
         if source is ScanSource.LOG:
             if columns is not None or at is not None:
                 raise InvalidInput(
@@ -355,16 +350,19 @@ class RemoteTable(DerivedCalls, Standing):
                 )
             offsets = offsets_of(from_offsets or {}, "from_offsets")
             self.refresh()  # Records have all columns that there are, not those we know of.
-            schema = self.schema
+            wanted = chosen_buckets(self._buckets_at(None), buckets)
 
-            def changes(key: BucketId, most: int | None) -> LogRows:
-                changelog = self.changelog(key, offsets.get(key, 0), isolation=shown)
-                return LogRows(changelog, schema.version, most)
+            def open_log(key: BucketId) -> Changelog:
+                return self.changelog(key, offsets.get(key, 0), isolation=shown)
 
-            return TableScan(wanted, changelog_schema(schema), changes, limit=limit)
-        cut = self._stand(shown, at)
-        opening = live_rows(self.caller, table, chosen, cut)
-        return TableScan(wanted, row_schema(table, chosen), opening, cut=cut, limit=limit)
+            return scan_log(self.schema, wanted, open_log, limit=limit)
+        stand = self._stand(shown, at, buckets)
+        if columns is None:
+            self.refresh()
+        table, chosen = self.definition, self.schema.values(columns)
+        opening = live_rows(self.caller, table, chosen, stand.cut)
+        rows = row_schema(table, chosen)
+        return TableScan(stand.buckets, rows, opening, cut=stand.cut, limit=limit)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all committed rows as one table: short for `scan(columns).to_arrow()`."""
@@ -372,7 +370,7 @@ class RemoteTable(DerivedCalls, Standing):
 
     def end_offsets(self) -> dict[BucketId, int]:
         """Return where the log of each bucket ends."""
-        return dict(self.caller.call(log_ends(self.caller)).results)
+        return end_offsets(self.caller)
 
     def _ask(self, question: Callable[[Coordinator], Result]) -> Result:
         return ask(lambda: self._cluster.coordinator, question)
@@ -381,10 +379,15 @@ class RemoteTable(DerivedCalls, Standing):
 
     def snapshot(self, buckets: Sequence[BucketId] | None = None) -> dict[BucketId, int]:
         """Have snapshots taken now, of these buckets or all; return the ids of the latest."""
+        if buckets is None:
+            return ask_all(self.caller, None, self._snapshot)
+        return self._snapshot(chosen_buckets(self.bucket_ids(), buckets))
+
+    def _snapshot(self, buckets: Sequence[BucketId]) -> dict[BucketId, int]:
         call = TakeSnapshots(
             table_id=self.table_id,
             schema_version=self.schema.version,
-            buckets=tuple(chosen_buckets(self.bucket_ids(), buckets)),
+            buckets=tuple(buckets),
         )
         return dict(self.caller.call(call).results)
 
@@ -408,24 +411,25 @@ class RemoteTable(DerivedCalls, Standing):
 
         It is renewed in the background, unless told otherwise, until it is dropped.
         """
-        known = self.bucket_ids()
         duration_ms = int(seconds_of(duration_s, "the duration of a lease") * 1000)
         deadline_s = seconds_of(deadline_s, "the deadline")
-        while True:
-            held = hold_latest(
+
+        def hold(some: Sequence[BucketId]) -> dict[BucketId, ListedSnapshot]:
+            return hold_latest(
                 lambda: self._cluster.coordinator,
                 self.table_id,
                 lease_id,
-                chosen_buckets(known, buckets),
+                some,
                 duration_ms,
-                take=self.snapshot,
+                take=self._snapshot,
                 deadline_s=deadline_s,
             )
-            cut = self.cut()
-            before, known = known, self.bucket_ids()
-            # A partition that came meanwhile may have a batch in the cut, which is to be whole.
-            if buckets is not None or set(known) <= set(before):
-                break
+
+        if buckets is None:
+            held, cut = hold_whole(hold, self.cut, self._buckets_at)
+        else:
+            held, cut = hold(chosen_buckets(self.bucket_ids(), buckets)), self.cut()
+        self.refresh()  # For who scans all columns: the cut may have some that are new.
         return SnapshotLease(
             lambda: self._cluster.coordinator,
             self.table_id,

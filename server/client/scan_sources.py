@@ -7,15 +7,16 @@ import pyarrow as pa
 from foundation.errors import InvalidInput
 from foundation.ids import BucketId
 from locks.snapshots.list_records import ListedSnapshot
+from merge_engine.bucket.changelog import changelog_schema
 from merge_engine.encoding.stored_rows import SchemaHistory
-from merge_engine.schema.schema import Column
+from merge_engine.schema.schema import Column, Schema
 from merge_engine.storage.objects import ObjectStorage
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
-from recovery.reader.table_scan import OpenRows, RowStream
+from recovery.reader.table_scan import OpenRows, RowStream, TableScan, chosen_buckets
 from server.client.bucket_rows import BucketRows
 from server.client.changelog import Changelog
-from server.client.snapshot_lease import HeldSnapshots
+from server.client.snapshot_lease import HeldSnapshots, check_whole
 from server.client.snapshot_rows import SnapshotRows
 from server.client.table_caller import TableCaller
 from server.protocol.definitions import ClusterTable
@@ -79,6 +80,40 @@ def snapshot_rows(
         )
 
     return open_rows
+
+
+def scan_snapshots(
+    caller: TableCaller,
+    columns: Sequence[str] | None,
+    lease: HeldSnapshots,
+    cut: Cut | None,
+    *,
+    buckets: Sequence[BucketId] | None,
+    limit: int | None,
+) -> TableScan:
+    """Return the rows of the snapshots that a lease holds, or of these buckets of it."""
+    wanted = chosen_buckets(list(lease.snapshots), buckets)
+    if cut is not None and buckets is None:
+        check_whole(lease, cut, caller.bucket_ids)
+    table, storage = caller.table, caller.cluster.storage()
+    chosen = table.schema.values(columns)
+    opening = snapshot_rows(storage, table, chosen, lease, cut=cut, knowing=caller.knowing)
+    return TableScan(wanted, row_schema(table, chosen), opening, cut=cut, limit=limit)
+
+
+def scan_log(
+    schema: Schema,
+    buckets: Sequence[BucketId],
+    open_log: Callable[[BucketId], Changelog],
+    *,
+    limit: int | None,
+) -> TableScan:
+    """Return the change records of buckets, shown under this schema."""
+
+    def open_rows(key: BucketId, most: int | None) -> LogRows:
+        return LogRows(open_log(key), schema.version, most)
+
+    return TableScan(buckets, changelog_schema(schema), open_rows, limit=limit)
 
 
 class LogRows:

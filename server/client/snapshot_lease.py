@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from foundation.errors import ServerUnavailable, UnknownLease
+from foundation.errors import InvalidInput, PartitionGone, ServerUnavailable, UnknownLease
 from foundation.ids import BucketId
 from locks.coordinator import Coordinator
 from locks.snapshots.list_records import ListedSnapshot, SnapshotList
@@ -28,6 +28,10 @@ class HeldSnapshots(Protocol):
     @property
     def cut(self) -> Cut:
         """Where to read them, unless the reader says so."""
+
+    @property
+    def whole_at(self) -> Cut | None:
+        """The latest cut that has rows of no other buckets; None if that is not known."""
 
     @property
     def snapshots(self) -> Mapping[BucketId, ListedSnapshot]:
@@ -57,7 +61,7 @@ class SnapshotLease:
         renew: bool,
     ) -> None:
         """`renew`: in the background, three times per duration."""
-        self.cut = cut
+        self.cut = self.whole_at = cut
         self._coordinator = coordinator
         self._table_id = table_id
         self.lease_id = lease_id
@@ -132,6 +136,8 @@ class SnapshotLease:
 
 class BorrowedLease:
     """The snapshots of a lease that somebody else holds, and renews. Made by `borrow_lease`."""
+
+    whole_at = None
 
     def __init__(
         self,
@@ -222,6 +228,46 @@ def hold_latest(
                 "it expires or is dropped"
             )
         time.sleep(_PAUSE_S)
+
+
+def hold_whole(
+    hold: Callable[[Sequence[BucketId]], dict[BucketId, ListedSnapshot]],
+    take_cut: Callable[[], Cut],
+    list_buckets: Callable[[Cut | None], Sequence[BucketId]],
+) -> tuple[dict[BucketId, ListedSnapshot], Cut]:
+    """Hold a snapshot of each bucket that a cut has rows of; return them, and that cut.
+
+    A partition that came while they were held may have half of a batch that is in the cut: then it
+    is held, too, and another cut taken.
+    """
+    buckets = list_buckets(None)
+    while True:
+        try:
+            held = hold(buckets)
+        except PartitionGone:
+            buckets = list_buckets(None)
+            continue
+        cut = take_cut()
+        before, buckets = buckets, list_buckets(cut)
+        if set(buckets) <= set(before):
+            return held, cut
+
+
+def check_whole(
+    lease: HeldSnapshots, cut: Cut, list_buckets: Callable[[Cut | None], Sequence[BucketId]]
+) -> None:
+    """InvalidInput if a cut may have rows of partitions that are younger than the lease."""
+    if lease.whole_at is not None and cut.is_before(lease.whole_at):
+        return
+    held = {bucket.partition for bucket in lease.snapshots}
+    missing = [bucket for bucket in list_buckets(cut) if bucket.partition not in held]
+    if missing:
+        raise InvalidInput(
+            f"lease {lease.lease_id} holds no snapshot of {len(missing)} buckets, such as "
+            f"{missing[0]}, whose partitions came later, and the cut may have rows there: lease "
+            "the latest snapshots, or say buckets=list(lease.snapshots) to have the rows of these "
+            "alone"
+        )
 
 
 def _lists(

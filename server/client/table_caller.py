@@ -1,6 +1,6 @@
 """Sends calls to the buckets of a table: knows where these are, and asks whoever leads them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from foundation.errors import NotFenced, PartitionGone
@@ -58,6 +58,7 @@ class TableCaller:
         self.cluster = cluster
         self.table = table
         self._partitions: dict[bytes, int] = {}
+        self._listed: tuple[Cut, Mapping[bytes, int]] | None = None
         if not table.schema.partition_by:
             self._partitions = {b"": 0}
 
@@ -140,12 +141,21 @@ class TableCaller:
 
     # --- Buckets --------------------------------------------------------------------------------
 
-    def bucket_ids(self) -> list[BucketId]:
-        """Return all buckets of all partitions, as they are now."""
+    def bucket_ids(
+        self,
+        cut: Cut | None,  # noqa: ARG002
+        keys: Collection[bytes] | None = None,
+    ) -> list[BucketId]:
+        """Return all buckets of all partitions, or of those with these keys, as they are now.
+
+        `cut`: where they are to be read, for it has to be taken first: then each bucket is there
+        that it has rows of, unless it was dropped. None: each is read as it is.
+        """
         partitions = self.read_partitions()
         return [
             BucketId(partitions[key], number)
             for key in sorted(partitions)
+            if keys is None or key in keys
             for number in range(self.table.buckets)
         ]
 
@@ -170,6 +180,7 @@ class TableCaller:
         there = set(self.read_partitions().values())
         gone = sorted({key.bucket.partition for key in keys} - there)
         if gone:
+            self._listed = None
             raise PartitionGone(
                 f"the partitions with ids {gone} of table {self.table.name} were dropped meanwhile"
             )
@@ -180,6 +191,26 @@ class TableCaller:
             self.read_partitions()
         partition = self._partitions.get(target.partition_key)
         return None if partition is None else BucketId(partition, target.bucket)
+
+    def find_all(self, targets: Sequence[Route], cut: Cut | None) -> list[tuple[BucketId, Route]]:
+        """Return the buckets of those routes that have one, each with its route.
+
+        `cut`: where they are to be read, as for `bucket_ids`. Partitions are listed once for all
+        calls with this very cut, as long as none of them turns out to be gone.
+        """
+        if cut is None:
+            found = [(self.find(target), target) for target in targets]
+            return [(bucket, target) for bucket, target in found if bucket is not None]
+        listed = self._listed
+        # Not one that is equal: without locks, cuts of different times are.
+        if listed is None or listed[0] is not cut:
+            listed = self._listed = cut, dict(self.read_partitions())
+        ids = listed[1]
+        return [
+            (BucketId(ids[target.partition_key], target.bucket), target)
+            for target in targets
+            if target.partition_key in ids
+        ]
 
     def find_or_create(self, target: Route) -> BucketId:
         """Return the bucket of a route; its partition is created if there is none."""

@@ -83,7 +83,7 @@ class RemoteAccess:
         return self._table
 
     def bucket_ids(self) -> list[BucketId]:
-        return self._caller.bucket_ids()
+        return self._caller.bucket_ids(None)
 
     def create_partitions(self, rows: Rows) -> list[BucketId]:
         schema = rows.schema or self.schema

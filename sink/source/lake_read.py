@@ -6,13 +6,12 @@ that is the table at the later cut.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foundation.errors import CutTooOld, InvalidInput, PartitionGone
+from foundation.errors import CutTooOld, InvalidInput
 from foundation.ids import BucketId
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.schema.schema import Schema
@@ -102,6 +101,7 @@ def plan_union(
     """
     state = _load(table, place)
     until = table.cut() if at is None else table.definition.check_cut(at)
+    table.refresh()  # A column that was dropped before the cut took rows along.
     since = state.mark.cut
     if not since.is_before(until):
         raise InvalidInput(
@@ -110,7 +110,7 @@ def plan_union(
         )
     pieces = _pieces(table, since, until, place) if _has_all_rows(state, table, place) else None
     copied = {file.bucket for file in state.files.values()} if pieces is not None else set()
-    buckets = list(pieces) if pieces is not None else table.bucket_ids()
+    buckets = list(pieces) if pieces is not None else table.caller.bucket_ids(until)
     sizes = dict.fromkeys(copied, 0)
     for file in state.of_buckets(copied):
         sizes[file.bucket] += file.live
@@ -159,17 +159,14 @@ def _pieces(
     table: RemoteTable, since: Cut, until: Cut, place: Place
 ) -> Mapping[BucketId, Sequence[Piece]] | None:
     """Return what has changed since the copy, by bucket; None if that is not known any more."""
-    while True:
-        buckets = table.bucket_ids()
-        with suppress(PartitionGone):
-            try:
-                return pieces_between(table.caller, since, until, buckets)
-            except CutTooOld as exc:
-                logger.warning(
-                    "table %s is read from the servers alone: the copy at %s is too old (%s)",
-                    *(table.name, place.location, exc),
-                )
-                return None
+    try:
+        return pieces_between(table.caller, since, until)
+    except CutTooOld as exc:
+        logger.warning(
+            "table %s is read from the servers alone: the copy at %s is too old (%s)",
+            *(table.name, place.location, exc),
+        )
+        return None
 
 
 def _names(state: LakeState, wanted: Wanted) -> dict[str, str]:

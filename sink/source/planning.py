@@ -65,7 +65,7 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
     if pruned.keys is not None and plan.lease is None:
         return [ReadKeys(wanted=wanted, cut=cut, keys=pruned.keys)] if pruned.keys.num_rows else []
     held = {} if plan.lease is None else table.borrow_lease(plan.lease).snapshots
-    buckets = _buckets(table, pruned)
+    buckets = _buckets(table, pruned, cut)
     sizes = estimated_rows(table.caller, buckets) if len(buckets) > 1 else {}
     # The cut may be later than the lease: what has come since is read from the leaders.
     shares = [([one for one in buckets if one in held], plan.lease)]
@@ -82,18 +82,13 @@ def plan_rows(table: RemoteTable, recipe: Recipe, plan: RowsPlan) -> list[TableT
     ]
 
 
-def _buckets(table: RemoteTable, pruned: Pruned) -> list[BucketId]:
-    """Return the buckets that can have rows which pass."""
+def _buckets(table: RemoteTable, pruned: Pruned, cut: Cut | None) -> list[BucketId]:
+    """Return the buckets that can have rows which pass, at the cut."""
     if pruned.keys is not None:
         keys = [column.combine_chunks() for column in pruned.keys.columns]
         routes = route(table.schema, keys, table.buckets)
-        return sorted({found for one in routes if (found := table.caller.find(one)) is not None})
-    buckets = table.bucket_ids()
-    if pruned.partitions is None:
-        return buckets
-    ids = table.caller.read_partitions()
-    there = {ids[key] for key in pruned.partitions if key in ids}
-    return [bucket for bucket in buckets if bucket.partition in there]
+        return sorted(bucket for bucket, _ in table.caller.find_all(routes, cut))
+    return table.caller.bucket_ids(cut, pruned.partitions)
 
 
 def _cut(table: RemoteTable, plan: RowsPlan) -> Cut | None:

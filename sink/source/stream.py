@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from foundation.errors import CutTooOld, InvalidInput, PartitionGone
+from foundation.errors import CutTooOld, InvalidInput
 from foundation.ids import BucketId
 from recovery.reader.cut import Cut
 from recovery.reader.cut_between import Piece, cut_between
@@ -133,7 +133,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def _plan_rows(self, cut: Cut) -> list[ReadFirst]:
         upserts = self._options.mode == UPSERTS
         remote = self._wanted.remote
-        buckets = remote.bucket_ids()
+        buckets = remote.caller.bucket_ids(cut)
         return [
             ReadFirst(wanted=self._wanted, cut=cut.only(some), buckets=some, as_upserts=upserts)
             for some in grouped(buckets, estimated_rows(remote.caller, buckets))
@@ -147,14 +147,8 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         ]
 
     def _pieces(self, since: Cut, until: Cut) -> Pieces:
-        remote = self._wanted.remote
-        while True:
-            buckets = remote.bucket_ids()
-            try:
-                with self._saying_what_to_do():
-                    return pieces_between(remote.caller, since, until, buckets)
-            except PartitionGone:
-                continue
+        with self._saying_what_to_do():
+            return pieces_between(self._wanted.remote.caller, since, until)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield what a task has to read."""

@@ -142,7 +142,7 @@ class ReadFirst(ReadRows):
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows; a partition that was dropped since has none."""
-        known = frozenset(self.wanted.remote.bucket_ids())
+        known = frozenset(self.wanted.remote.caller.bucket_ids(self.cut))
         for bucket in self.buckets:
             if bucket not in known:
                 logger.warning("rows of bucket %s are not read: it was dropped", bucket)

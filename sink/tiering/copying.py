@@ -8,15 +8,13 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from foundation.errors import (
     CutTooOld,
     LakeRefused,
-    PartitionGone,
     TallybookError,
 )
 from foundation.failpoints import hit
@@ -66,6 +64,14 @@ _CLEAN_AGAIN_S = 600.0
 _Pieces = Mapping[BucketId, Sequence[Piece]]
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What brings the copy to a cut. Made by `TableCopy._step`, which looks at the table then."""
+
+    cut: Cut
+    work: StepWork
+
+
 class TableCopy:
     """A table, and its copy in a lake as this job last saw it."""
 
@@ -106,16 +112,16 @@ class TableCopy:
     def round(self, lease: RollingLease) -> Round:
         """Bring the copy to where the table is now, by one commit; `lease` holds what it takes."""
         began = time.monotonic()
-        why = self._why_anew()
+        self._table.refresh()
+        why = self._why_anew(self._table.schema)
         done = None
         if why is None:
             try:
                 until, pieces = self._changes()
-                # What is in the cut was written under a schema of before it: look again, and once,
-                # for files and commit are to have the same names.
-                why = self._why_anew()
+                step = self._step(until)
+                why = self._why_anew(step.work.schema)
                 if why is None:
-                    done = self._apply_changes(until, pieces)
+                    done = self._apply_changes(step, pieces)
             except CutTooOld as exc:
                 why = f"changes that are not in it are gone from the log ({exc})"
         if done is None:
@@ -132,11 +138,8 @@ class TableCopy:
             logger.warning("the lease of %s was not moved on: %s", self._table.name, exc)
         return replace(done, seconds=time.monotonic() - began)
 
-    def _why_anew(self) -> str | None:
-        """Return why all rows have to be copied, of the table as it is; None if changes will do."""
-        self._table.refresh()
-        schema = self._table.schema
-        check_fields(self.lake, self._fields(schema))
+    def _why_anew(self, schema: Schema) -> str | None:
+        """Return why all rows have to be copied under this schema; None if changes will do."""
         if self.state is None:
             return "there is none yet"
         if self._begin_again:
@@ -153,19 +156,19 @@ class TableCopy:
         if self.state is not None or self._attempted:
             lease.take()  # What it had may be gone, or is older than the copy.
         self._attempted = True
-        cut, work = lease.begins_at, self._work()
+        step = self._step(lease.begins_at)
         hit("tier.leased")
         held = self._table.borrow_lease(lease.lease_id).snapshots if lease.holds else {}
         # As many changes as a log has, a bucket has no more rows.
         sizes = {bucket: snapshot.applied for bucket, snapshot in held.items()}
         tasks = [
-            CopyBuckets(work=work, buckets=some, cut=cut.only(some), lease=lease.lease_id)
+            CopyBuckets(work=step.work, buckets=some, cut=step.cut.only(some), lease=lease.lease_id)
             for some in balanced(sorted(held), sizes, self._at_once)
         ]
         done = self._run(tasks, "all rows")
         before = () if self.state is None else tuple(self.state.files.values())
         done = replace(done, removed=before)
-        self._commit(work, done, cut, "COPY", columns=work.fields.ids)
+        self._commit(step, done, "COPY", columns=step.work.fields.ids)
         self._begin_again = False
         return self._report(RoundKind.COPY, done)
 
@@ -179,43 +182,36 @@ class TableCopy:
                 f"{self._table.name} has not reached: it is at {until!r}. Was ZooKeeper restored "
                 "from a copy? Have the copy of the table made anew (begin_again)"
             )
-        return until, self._pieces(mark.cut, until)
+        return until, pieces_between(self._table.caller, mark.cut, until)
 
-    def _apply_changes(self, until: Cut, pieces: _Pieces) -> Round:
+    def _apply_changes(self, step: _Step, pieces: _Pieces) -> Round:
         assert self.state is not None
-        mark, work = self.state.mark, self._work()
-        fields, before = work.fields, lake_fields(mark.schema, states=mark.states)
+        mark = self.state.mark
+        fields, before = step.work.fields, lake_fields(mark.schema, states=mark.states)
         gone = [file for file in self.state.files.values() if file.bucket not in pieces]
         changed = {bucket: found for bucket, found in pieces.items() if found}
         if not changed and not gone and fields.ids == before.ids:
             return self._report(RoundKind.NOTHING, FilesDone())
-        tasks = self._plan(work, changed, mark.cut, until)
+        tasks = self._plan(step, changed, mark.cut)
         hit("tier.planned")
         done = self._run(tasks, "changes")
         lost = sum(file.live for file in gone)
         done = replace(done, removed=(*done.removed, *gone), deletes=done.deletes + lost)
         # Names of before are remembered: there are files that have them.
-        self._commit(work, done, until, "ROUND", columns={**mark.columns, **fields.ids})
+        self._commit(step, done, "ROUND", columns={**mark.columns, **fields.ids})
         return self._report(RoundKind.CHANGES, done)
 
-    def _pieces(self, since: Cut, until: Cut) -> _Pieces:
-        """Return what has changed, by bucket: of all buckets that there are."""
-        while True:
-            buckets = self._table.bucket_ids()
-            with suppress(PartitionGone):
-                return pieces_between(self._table.caller, since, until, buckets)
-
-    def _plan(self, work: StepWork, changed: _Pieces, since: Cut, until: Cut) -> list[LakeTask]:
+    def _plan(self, step: _Step, changed: _Pieces, since: Cut) -> list[LakeTask]:
         assert self.state is not None
         sizes = {bucket: sum(piece.keys for piece in pieces) for bucket, pieces in changed.items()}
         for file in self.state.of_buckets(changed):
             sizes[file.bucket] += file.rows // _SEARCHED_ROWS
         return [
             ApplyChanges(
-                work=work,
+                work=step.work,
                 buckets=some,
                 since=since.only(some),
-                until=until.only(some),
+                until=step.cut.only(some),
                 files=self.state.of_buckets(some),
                 rewrite=self.state.mark.layout is Layout.REWRITE,
             )
@@ -235,10 +231,10 @@ class TableCopy:
         if not groups:
             return 0
         # Under the schema of the last round: what was altered since is for the next.
-        work, count = replace(self._work(), schema=mark.schema), min(len(groups), self._at_once)
-        tasks = [MergeFiles(work=work, groups=tuple(groups[at::count])) for at in range(count)]
+        step, count = self._step(mark.cut, mark.schema), min(len(groups), self._at_once)
+        tasks = [MergeFiles(work=step.work, groups=tuple(groups[n::count])) for n in range(count)]
         done = self._run(tasks, "compaction")
-        self._commit(work, done, mark.cut, "OPTIMIZE", columns=mark.columns, changes_rows=False)
+        self._commit(step, done, "OPTIMIZE", columns=mark.columns, changes_rows=False)
         return done.upserts
 
     def clean(self) -> int:
@@ -303,35 +299,43 @@ class TableCopy:
     def _fields(self, schema: Schema) -> LakeFields:
         return lake_fields(schema, states=self._options.states)
 
-    def _work(self) -> StepWork:
-        """Return what a step has in common: the table as it is known now, for all of it."""
+    def _step(self, cut: Cut, schema: Schema | None = None) -> _Step:
+        """Return the step that brings the copy to a cut, which has been taken.
+
+        The table is looked at here, and once: what is in the cut was written under this schema or
+        an earlier one, and tasks and commit are to have the same names. `schema`: that of the copy
+        instead, for a step that changes no row.
+        """
+        self._table.refresh()
         definition = self._table.definition
-        fields = self._fields(definition.schema)
+        schema = schema or definition.schema
+        fields = self._fields(schema)
+        check_fields(self.lake, fields)
         wanted = Wanted(
             recipe=self._recipe,
             table=definition,
             columns=tuple(column.name for column in fields.values),
             states=tuple(column.name.removesuffix("_state") for column in fields.states),
         )
-        return StepWork(
+        work = StepWork(
             wanted=wanted,
-            schema=definition.schema,
+            schema=schema,
             states=self._options.states,
             place=self.lake.place,
             step=0 if self.state is None else self.state.next_step,
         )
+        return _Step(cut, work)
 
     def _commit(
         self,
-        work: StepWork,
+        step: _Step,
         done: FilesDone,
-        cut: Cut,
         operation: str,
         *,
         columns: Mapping[str, str],
         changes_rows: bool = True,
     ) -> None:
-        now_ms = self._now_ms()
+        now_ms, work = self._now_ms(), step.work
         before = None if self.state is None else self.state.mark
         mark = Mark(
             lake=str(uuid.uuid4()) if before is None else before.lake,
@@ -342,7 +346,7 @@ class TableCopy:
             states=work.states,
             layout=self._options.chosen_layout() if before is None else before.layout,
             columns=columns,
-            cut=cut,
+            cut=step.cut,
             round=0 if before is None else before.round + changes_rows,
             step=work.step,
             version=0,

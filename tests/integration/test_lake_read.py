@@ -12,7 +12,10 @@ import tallybook as tb
 from foundation.errors import InvalidInput, TallybookError
 from merge_engine.schema.builder import SchemaBuilder
 from server.client.remote_table import RemoteTable
+from sink.lake.opening import Place
 from sink.source.data_source import TallybookSource
+from sink.source.planning import RowsPlan, plan_rows
+from sink.worker_connections import disconnect
 from tests.integration.test_spark_read import EVERY, TYPES, arrow_rows
 from tests.support.day_tables import DAYS
 from tests.support.tiering import (
@@ -107,6 +110,26 @@ def test_columns_that_are_wanted_are_read_of_all_rows_that_there_are(scene: Tier
         wide = tb.spark.read(scene.spark, table.name, names, cluster=scene.client, lake=lake)
         assert shown(wide.toArrow()) == shown(wanted), columns
         assert wide.columns == names
+
+
+def test_rows_that_went_with_a_column_before_the_cut_are_not_read_from_a_copy(
+    scene: TieringScene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever plans the read may have looked at the schema before the column was dropped."""
+    table, lake = scene.table(), scene.lake()
+    one, other = (scene.writer(table, [name], owner=name) for name in "ab")
+    write(one, {"k": [1, 2], "a": [1, 1]})
+    write(other, {"k": [2, 3], "b": [1, 1]})
+    scene.tier(table, lake)
+    planner = scene.client.table(table.name)
+    scene.close()
+    table.drop_column("b")
+    plan = RowsPlan(columns=["k", "a"], lake=Place.of(lake))
+    tasks = plan_rows(planner, scene.client.recipe, plan)
+    found = [row for task in tasks for batch in task.batches() for row in batch.to_pylist()]
+    disconnect(scene.client.recipe)
+    assert sorted(row["k"] for row in found) == [1, 2] == sorted(table.to_arrow()["k"].to_pylist())
+    assert "column 'b' was dropped since the copy" in caplog.text
 
 
 def test_rows_of_all_types_are_read_from_a_copy(scene: TieringScene) -> None:

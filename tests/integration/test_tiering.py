@@ -16,6 +16,7 @@ import tallybook as tb
 from foundation.failpoints import arm
 from merge_engine.schema.builder import SchemaBuilder
 from recovery.writer.redo import RedoLog
+from sink.rolling_lease import RollingLease
 from sink.tiering.copying import TableCopy
 from sink.tiering.progress import RoundKind
 from tests.conftest import schema_of
@@ -429,8 +430,8 @@ def test_a_column_that_is_renamed_while_a_round_begins_keeps_its_values(
     scene.close()
     look = TableCopy._why_anew
 
-    def rename_after(self: Any) -> Any:
-        found = look(self)
+    def rename_after(self: Any, schema: tb.Schema) -> Any:
+        found = look(self, schema)
         if table.schema.names == ("k", "a", "b"):
             table.rename_column("a", "amount")
         return found
@@ -441,6 +442,43 @@ def test_a_column_that_is_renamed_while_a_round_begins_keeps_its_values(
     assert table.schema.names == ("k", "amount", "b")
     rows = check_copy(table, lake)
     assert sorted(rows["amount"].to_pylist()) == [2, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["vectors", "parquet"])
+def test_a_column_that_is_added_and_written_before_the_cut_of_a_copy_is_in_it(
+    scene: TieringScene, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Between the look at the schema, which tells that all rows are to be copied, and the cut."""
+    table, lake, how = scene.table(), scene.lake(), KINDS[kind]
+    writer = scene.writer(table, ["a"])
+    write(writer, {"k": [1, 2, 3], "a": [1, 2, 3]})
+    scene.tier(table, lake, **how)
+    table.drop_column("b")
+    take = RollingLease.take
+
+    def add_before(self: RollingLease) -> None:
+        monkeypatch.setattr(RollingLease, "take", take)
+        table.add_column("c", "BIGINT", "sum")
+        with table.writer(owner_id="new", columns=["c"]) as another:
+            write(another, {"k": [1, 2, 9], "c": [10, 20, 90]})
+        take(self)
+
+    monkeypatch.setattr(RollingLease, "take", add_before)
+    assert (done := scene.tier(table, lake, **how).last)
+    assert done.kind is RoundKind.COPY
+    rows = check_copy(table, lake)
+    assert sorted(rows.to_pylist(), key=lambda row: row["k"]) == [
+        {"k": 1, "a": 1, "c": 10},
+        {"k": 2, "a": 2, "c": 20},
+        {"k": 3, "a": 3, "c": None},
+        {"k": 9, "a": None, "c": 90},
+    ]
+    assert (done := scene.tier(table, lake, **how).last)
+    assert done.kind is RoundKind.NOTHING
+    write(writer, {"k": [1], "a": [1]})
+    scene.tier(table, lake, **how)
+    check_copy(table, lake)
+    assert shown(scene.union(table, lake)) == shown(table.to_arrow())
 
 
 def test_averages_and_sketches_are_finished_values_and_states_if_they_are_wanted(

@@ -1,6 +1,6 @@
 """How a batch read is made of tasks, without any cluster: a table that only knows its buckets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ class KnownBuckets:
             self.ids = {partition_key(schema, {"day": day}): n for day, n in partitions.items()}
         self.definition = SimpleNamespace(check_cut=lambda cut: cut)
         self.caller = SimpleNamespace(
-            read_partitions=lambda: self.ids, find=self._find, ask=self._ask
+            bucket_ids=self._bucket_ids, find_all=self._find_all, ask=self._ask
         )
         self.caller.table = SimpleNamespace(table_id=1, schema=schema)
         self.sizes: Mapping[BucketId, int] = {}
@@ -60,9 +60,19 @@ class KnownBuckets:
         known = [bucket for bucket in call.buckets if bucket in self.sizes]
         return [(known, SimpleNamespace(rows=[self.sizes[bucket] for bucket in known]))]
 
-    def _find(self, target: Route) -> BucketId | None:
-        partition = self.ids.get(target.partition_key)
-        return None if partition is None else BucketId(partition, target.bucket)
+    def _bucket_ids(self, cut: Cut | None, keys: Collection[bytes] | None = None) -> list[BucketId]:
+        """Buckets are only listed for a cut that was taken before."""
+        assert cut is None or cut.time_ms in (self.cuts_taken, 99)
+        there = {one for key, one in self.ids.items() if keys is None or key in keys}
+        return [bucket for bucket in self.bucket_ids() if bucket.partition in there]
+
+    def _find_all(self, targets: Sequence[Route], cut: Cut | None) -> list[tuple[BucketId, Route]]:
+        assert cut is None or cut.time_ms in (self.cuts_taken, 99)
+        return [
+            (BucketId(self.ids[one.partition_key], one.bucket), one)
+            for one in targets
+            if one.partition_key in self.ids
+        ]
 
 
 def planned(table: KnownBuckets, **plan: Any) -> list[TableTask]:
