@@ -188,7 +188,7 @@ def test_a_second_server_on_the_views_of_a_running_one_does_not_join(tmp_path: P
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert second.returncode == 1

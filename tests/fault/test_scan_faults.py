@@ -137,7 +137,7 @@ def test_a_scan_is_taken_up_at_its_server_also_when_zookeeper_is_away(
         with ThreadPoolExecutor(1) as pool:
             later = pool.submit(lambda: table.scan().to_arrow())
             zookeeper.start()
-            assert values_of(later.result(60).to_batches()) == expected
+            assert values_of(later.result(180).to_batches()) == expected
 
 
 # --- Leaders ------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_rows_that_are_taken_whole_come_while_leaders_move(
                 more_scans(2)
         finally:
             stopping.set()
-        reading.result(60)
+        reading.result(180)
 
 
 def test_scanners_do_not_keep_a_bucket_from_moving_there_and_back(

@@ -125,7 +125,7 @@ def _writing(table: RemoteTable) -> Iterator[list[int]]:
         yield done
     finally:
         stopping.set()
-        thread.join(60)
+        thread.join(180)
     assert errors == []
 
 

@@ -200,7 +200,7 @@ def test_a_command_that_is_told_to_end_in_a_round_ends_and_changes_nothing(
             wait_until(lambda: bool(asleep(command.pid)), "a task sleeps", JOB_S)
             sleeping = asleep(command.pid)
             command.send_signal(signal.SIGTERM)
-            assert command.wait(60) == 0, (tmp_path / "command.log").read_text()
+            assert command.wait(180) == 0, (tmp_path / "command.log").read_text()
         finally:
             command.kill()
             for pid in sleeping:

@@ -80,7 +80,7 @@ def test_a_local_cluster_goes_on_when_one_of_its_processes_is_killed(tmp_path: P
         assert local.poll() is None
         local.send_signal(signal.SIGINT)
         said(local, "the cluster has stopped; its data stay")
-        assert local.wait(60) == 0
+        assert local.wait(180) == 0
 
 
 def _zookeeper_of(pid: int) -> int:
@@ -107,13 +107,13 @@ def test_a_local_cluster_says_how_to_connect_shows_its_page_and_ends_with_ctrl_c
         url = said(local, "status page")
         with connect(address) as cluster:
             assert [server["pid"] for server in cluster.status()]
-        with urllib.request.urlopen(f"{url}overview.json", timeout=30) as answer:
+        with urllib.request.urlopen(f"{url}overview.json", timeout=180) as answer:
             assert json.load(answer)["cluster"] == address
         second = subprocess.run(
             [sys.executable, "-m", "tallybook", "local", str(tmp_path / "data")],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert second.returncode == 1
@@ -125,17 +125,17 @@ def test_a_local_cluster_says_how_to_connect_shows_its_page_and_ends_with_ctrl_c
             ],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert taken.returncode == 1
         assert f"somebody else listens on {address}: stop that" in taken.stderr
         with running("page", "--port", "0", TALLYBOOK_ZOOKEEPER=address) as page:
             other = said(page, f"the status page of {address} is at").partition(",")[0]
-            with urllib.request.urlopen(other, timeout=30) as answer:
+            with urllib.request.urlopen(other, timeout=180) as answer:
                 assert b"<html" in answer.read()
             page.send_signal(signal.SIGINT)
-            assert page.wait(30) == 0
+            assert page.wait(180) == 0
         local.send_signal(signal.SIGINT)
         said(local, "the cluster has stopped; its data stay")
-        assert local.wait(60) == 0
+        assert local.wait(180) == 0

@@ -34,7 +34,7 @@ def tallybook(*words: str, **variables: str) -> subprocess.CompletedProcess[str]
     ours = {name: value for name, value in os.environ.items() if not name.startswith("TALLYBOOK_")}
     environment = {**ours, "COLUMNS": "80", **variables}
     return subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=60, check=False, env=environment
+        command(*words), capture_output=True, text=True, timeout=180, check=False, env=environment
     )
 
 
@@ -71,7 +71,7 @@ def test_a_server_serves_shows_its_status_and_stops_when_asked(
             assert "clicks" in first
             assert "clicks" in second
             server.send_signal(signal.SIGTERM)
-            assert server.wait(30) == 0
+            assert server.wait(180) == 0
         finally:
             server.kill()
     with connect(address) as cluster:
@@ -129,7 +129,7 @@ def test_servers_take_the_address_from_the_environment(tmp_path: Path, how: str)
         [sys.executable, "-m", *how.split(), *places],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
         env={**os.environ, **variables},
     )

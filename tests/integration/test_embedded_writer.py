@@ -310,7 +310,7 @@ def test_a_process_that_cannot_have_the_table_disturbs_nobody(
             [sys.executable, "-c", _SECOND, str(tmp_path / "t")],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert "InUse" in child.stderr.splitlines()[-1], child.stderr

@@ -21,7 +21,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def run(how: str, where: str) -> list[str]:
     command = [sys.executable, "-m", "tests.integration.forking", how, where]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        command, capture_output=True, text=True, cwd=ROOT, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -70,7 +70,7 @@ with tb.LocalCluster({str(tmp_path)!r}) as local:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.stdout.splitlines() == ["3 [True]", "[]"], done.stderr

@@ -121,14 +121,14 @@ def test_a_server_that_is_stopped_while_it_joins_again_ends(
 
     def slow_store(*_: object) -> None:
         joins.set()
-        goes_on.wait(20)
+        goes_on.wait(180)
 
     monkeypatch.setattr("server.tablet.tablet_server.check_log_store", slow_store)
     expire_session(zookeeper, server)
-    assert joins.wait(20)
+    assert joins.wait(180)
     stopping = threading.Thread(target=server.stop, daemon=True)
     stopping.start()
     wait_until(server._stopping.is_set, "it is being stopped")
     goes_on.set()
-    stopping.join(20)
+    stopping.join(180)
     assert not stopping.is_alive()

@@ -129,7 +129,7 @@ def run_until_killed(cluster: Cluster, table: RemoteTable, redo: str, failpoint:
         [sys.executable, "-c", _JOB, cluster.address, table.name, redo],
         env={**os.environ, "TALLYBOOK_FAILPOINT": failpoint},
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert killed.returncode == -signal.SIGKILL
 

@@ -88,7 +88,7 @@ def test_a_dead_job_is_released_and_comes_back(
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=180,
         )
         assert job.returncode == -signal.SIGKILL, job.stderr
         assert f"has committed batch {batch}" in job.stdout

@@ -304,7 +304,7 @@ def test_a_scan_and_the_changes_since_its_cut_are_the_table(create: Create) -> N
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
-        assert started.wait(20)
+        assert started.wait(180)
         scans = [table.scan() for _ in range(8)]
         try:
             states = [
@@ -313,7 +313,7 @@ def test_a_scan_and_the_changes_since_its_cut_are_the_table(create: Create) -> N
             ]
         finally:
             stopping.set()
-        writing.result(60)
+        writing.result(180)
     final = looked_up(table)
     for scan, state in zip(scans, states, strict=True):
         assert scan.cut is not None
@@ -727,7 +727,7 @@ def test_a_bucket_at_its_limit_is_waited_for_until_a_scanner_is_closed(
         wait_until(lambda: scene.metric(refusals) >= before + 3, "it was refused three times")
         assert not waiting.done()
         held.pop().close()  # type: ignore[attr-defined]
-        assert len(waiting.result(20)) == 100
+        assert len(waiting.result(180)) == 100
     assert scene.metric(refusals) - before < 40, "each attempt waits longer than the one before"
     for batches in held:
         assert sum(batch.num_rows for batch in batches) == 93

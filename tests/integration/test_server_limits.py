@@ -122,7 +122,7 @@ def test_a_server_at_its_limit_refuses_and_clients_come_back(small: Small, words
             before = small.metric("calls_refused_for_load")
             wait_until(lambda: small.metric("calls_refused_for_load") > before, "one is refused")
         for future in written:
-            assert len(future.result(timeout=30)) == puts
+            assert len(future.result(timeout=180)) == puts
     found = small.table.lookup({"k": list(range(100))}).column("a").to_pylist()
     assert found == [threads * puts] * 100
     assert small.metric("bytes_in_flight") == small.metric("puts_in_flight") == 0
@@ -319,14 +319,14 @@ def test_a_put_during_a_graceful_stop_is_whole_or_refused(
             table.put({"k": [-1], "a": [1]})
         putting = [pool.submit(put, client.table("t"), first) for first in range(4)]
         try:
-            assert enough.wait(20)
+            assert enough.wait(180)
             server.stop()
             wait_until(lambda: "refused" in set(outcomes.values()), "puts are refused")
         finally:
             stopped.set()
             server.stop()
         for future in putting:
-            future.result(timeout=30)
+            future.result(timeout=180)
     with running(address, tmp_path), client_of(address) as client:
         table = client.table("t")
         for number, outcome in sorted(outcomes.items()):

@@ -206,7 +206,7 @@ def test_every_action_is_refused_to_a_stranger(guarded: Any, action: str) -> Non
         [(b"authorization", TOKEN.encode())],
         [(b"authorization", b"Bearer " + b"~" * 99)],
     ):
-        options = flight.FlightCallOptions(headers=headers, timeout=10)
+        options = flight.FlightCallOptions(headers=headers, timeout=180)
         with pytest.raises(flight.FlightUnauthenticatedError, match="wants a token"):
             list(client.do_action(flight.Action(action, wire.encode({})), options))
     client.close()
@@ -224,7 +224,7 @@ def test_the_metrics_want_the_token_too(guarded: Any) -> None:
 
 def _fetch(url: str, headers: dict[str, str], tls: ssl.SSLContext | None = None) -> str:
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=10, context=tls) as answer:
+    with urllib.request.urlopen(request, timeout=180, context=tls) as answer:
         return str(answer.read().decode())
 
 

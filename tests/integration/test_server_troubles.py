@@ -140,7 +140,7 @@ def test_what_is_committed_is_read_while_the_log_store_says_nothing(
     read = LocalStorage.read
 
     def slow(storage: LocalStorage, name: str) -> bytes:
-        assert answers.wait(60)
+        assert answers.wait(180)
         return read(storage, name)
 
     monkeypatch.setattr(LocalStorage, "read", slow)

@@ -74,7 +74,7 @@ class Paged:
         for name, value in headers.items():
             request.add_header(name, value)
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=180) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as exc:
             with exc:
@@ -400,7 +400,7 @@ def test_the_page_shows_a_thousand_buckets_in_a_browser(paged: Paged) -> None:
     with browser_page(http_credentials={"username": "me", "password": TOKEN}) as (page, wrong):
         page.route("**/overview.json", lambda route: route.fulfill(json=shown))
         page.goto(paged.url)
-        page.get_by_text("something is wrong").wait_for(timeout=60_000)
+        page.get_by_text("something is wrong").wait_for(timeout=180_000)
         assert page.locator("#map .cell").count() == 1_000
         assert "the disk is full (0/999)" in page.locator("#problems").inner_text()
         assert "4 batches, 20 min" in page.locator("#lake").inner_text()
@@ -439,7 +439,7 @@ def test_nothing_runs_over_its_card_however_long_names_are(paged: Paged, width: 
     with browser_page(**settings) as (page, wrong):
         page.route("**/overview.json", lambda route: route.fulfill(json=shown))
         page.goto(paged.url)
-        page.get_by_text("something is wrong").wait_for(timeout=60_000)
+        page.get_by_text("something is wrong").wait_for(timeout=180_000)
         over = """[...document.querySelectorAll("section:not([hidden])")]
             .filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText)"""
         assert page.evaluate(over) == []
@@ -474,7 +474,7 @@ def test_tables_have_colours_that_differ(paged: Paged) -> None:
     with browser_page(http_credentials={"username": "me", "password": TOKEN}) as (page, wrong):
         page.route("**/overview.json", lambda route: route.fulfill(json={**seen, "tables": tables}))
         page.goto(paged.url)
-        page.get_by_text("something is wrong").wait_for(timeout=60_000)
+        page.get_by_text("something is wrong").wait_for(timeout=180_000)
         style = "one => [getComputedStyle(one).backgroundColor, getComputedStyle(one).background]"
         swatches = [one.evaluate(style) for one in page.locator("#tables .swatch").all()]
         cells = {one.evaluate(style)[1] for one in page.locator("#map .cell").all()}
@@ -491,14 +491,14 @@ def test_the_page_shows_it_all_in_a_browser(paged: Paged) -> None:
     settings = {"http_credentials": {"username": "me", "password": TOKEN}}
     with browser_page(**settings) as (page, wrong):
         page.goto(paged.url)
-        page.get_by_text("all is well").wait_for(timeout=60_000)
+        page.get_by_text("all is well").wait_for(timeout=180_000)
         assert page.locator("#map .cell").count() == 3
         assert page.locator("#locks").inner_text().count("shop") == 1
         page.locator("#tables").get_by_role("button", name="orders").click()
         page.get_by_label("customer (STRING)").fill(NASTY)
         page.get_by_label("day (DATE)").fill("2026-11-18")
         page.get_by_role("button", name="Look up").click()
-        page.locator("#answer").get_by_text(NASTY).wait_for(timeout=60_000)
+        page.locator("#answer").get_by_text(NASTY).wait_for(timeout=180_000)
         assert page.title() == "Tallybook"
-        page.locator("#charts svg polyline").first.wait_for(state="attached", timeout=60_000)
+        page.locator("#charts svg polyline").first.wait_for(state="attached", timeout=180_000)
         assert wrong == []

@@ -522,7 +522,7 @@ def test_of_two_processes_on_one_log_the_first_is_deposed_and_its_put_changes_no
             assert process.stdout.readline() == "ready\n"
             with pytest.raises(Deposed):
                 table.put({"k": [1, 2], "a": [100, 100]})
-            answer, _ = process.communicate("go on\n", timeout=30)
+            answer, _ = process.communicate("go on\n", timeout=180)
             assert (answer, process.returncode) == ("[1011]\n", 0)
         finally:
             process.kill()

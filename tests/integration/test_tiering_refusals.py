@@ -397,7 +397,7 @@ def test_a_job_goes_on_until_it_is_stopped_and_keeps_what_the_next_round_needs(
         wait_until(lambda: tb.tiering.find(lake).cut.batches == table.cut().batches, "all batches")
     finally:
         job.stop()
-        thread.join(60)
+        thread.join(180)
     assert not thread.is_alive()
     check_copy(table, lake)
     assert scene.leases(table) == []
@@ -512,7 +512,7 @@ def test_the_command_makes_a_copy_once_or_until_a_signal(
             with table.writer(owner_id="w", columns=["a", "b"]) as writer:
                 write(writer, {"k": [1, 9], "a": [1, 1], "b": [1, 1]})
             assert "round 1: applied what changed: 2 rows" in next(lines)
-            with urllib.request.urlopen(first.split()[-1], timeout=20) as answer:
+            with urllib.request.urlopen(first.split()[-1], timeout=180) as answer:
                 metrics = answer.read().decode()
             for line in (
                 "lake_rounds_total",
@@ -524,7 +524,7 @@ def test_the_command_makes_a_copy_once_or_until_a_signal(
             assert scene.leases(table)
             process.send_signal(signal.SIGINT)
             told = process.stdout.read()
-            assert process.wait(60) == 0
+            assert process.wait(180) == 0
             assert "2 rounds in" in told
         finally:
             process.kill()

@@ -164,7 +164,7 @@ def test_a_second_process_is_told_that_the_bucket_is_in_use_and_harms_nobody(
             )
             with pytest.raises(InUse):
                 table.lookup({"k": [1]})
-            process.communicate("go on\n", timeout=30)
+            process.communicate("go on\n", timeout=180)
             assert process.returncode == 0
             assert rows_of(table) == {1: (1111,), 2: (2,)}, "it can be opened when it is free"
     finally:

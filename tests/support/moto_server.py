@@ -45,7 +45,7 @@ class S3Server:
             self._buckets += 1
             name = f"tallybook-{self._buckets}"
         request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
-        with urllib.request.urlopen(request, timeout=20):
+        with urllib.request.urlopen(request, timeout=180):
             return f"s3://{name}"
 
 

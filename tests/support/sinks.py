@@ -17,7 +17,7 @@ from server.launch.local_cluster import LocalCluster
 from sink.aggregate_sink import AggregateSink
 from tests.support.zookeeper_server import wait_until
 
-QUERY_S = 90
+QUERY_S = 300
 KEYS = range(20)
 
 

@@ -68,7 +68,7 @@ def run_alone(script: str, directory: Path) -> None:
     """Run a script that may wait for ever in a process of its own, which can be ended."""
     command = [sys.executable, "-c", textwrap.dedent(script), str(directory)]
     ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False, cwd=ROOT
+        command, capture_output=True, text=True, timeout=180, check=False, cwd=ROOT
     )
     assert ended.returncode == 0, ended.stderr
 

@@ -83,7 +83,7 @@ def test_prometheus_itself_takes_the_rules(arguments: tuple[str | Path, ...]) ->
     if promtool is None:
         pytest.skip("there is no promtool here (Debian's package prometheus has it)")
     done = subprocess.run(
-        [promtool, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
+        [promtool, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=180
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

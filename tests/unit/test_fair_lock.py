@@ -21,7 +21,7 @@ def test_who_has_it_may_take_it_again() -> None:
         thread = threading.Thread(target=take)
         thread.start()
         wait_until(lambda: len(lock._waiting) == 1, "the other waits")
-    thread.join(20)
+    thread.join(180)
     assert taken.is_set()
     with lock:
         pass
@@ -43,7 +43,7 @@ def test_it_goes_round_in_the_order_of_arrival_and_not_back_to_who_was_faster() 
     with lock:  # At once again: all others come first.
         order.append(-1)
     for thread in threads:
-        thread.join(20)
+        thread.join(180)
     assert order == [0, 1, 2, 3, 4, -1]
 
 
@@ -62,7 +62,7 @@ def test_only_one_has_it_at_a_time() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert (inside, most) == (0, 1)
 
 
@@ -72,14 +72,14 @@ def test_who_is_interrupted_while_waiting_is_not_given_it() -> None:
     def hold() -> None:
         with lock:
             holding.set()
-            let_go.wait(20)
+            let_go.wait(180)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert holding.wait(20)
+    assert holding.wait(180)
     before = signal.signal(signal.SIGALRM, interrupted)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -88,6 +88,6 @@ def test_who_is_interrupted_while_waiting_is_not_given_it() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     let_go.set()
-    holder.join(20)
+    holder.join(180)
     with lock:
         pass

@@ -104,7 +104,7 @@ def test_a_lost_session_ends_it(session: Scripted) -> None:
         raise SessionLost("gone")
 
     session.before_answer = lost
-    heartbeat._thread.join(20)
+    heartbeat._thread.join(180)
     assert not heartbeat._thread.is_alive()
     assert not heartbeat.alive
 

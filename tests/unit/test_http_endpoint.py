@@ -32,13 +32,13 @@ def endpoint(
 
 
 def connected(address: tuple[str, int], says: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(address, timeout=30)
+    connection = socket.create_connection(address, timeout=180)
     connection.sendall(says)
     return connection
 
 
 def answer_of(address: tuple[str, int]) -> bytes:
-    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/small", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/small", timeout=180) as answer:
         return bytes(answer.read())
 
 

@@ -98,7 +98,7 @@ def test_a_store_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
     def hang(storage: LocalStorage, name: str, data: bytes) -> None:
-        goes_on.wait(20)
+        goes_on.wait(180)
 
     store.faults.append(hang)
     with pytest.raises(

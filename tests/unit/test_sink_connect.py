@@ -86,4 +86,4 @@ def test_a_process_that_is_told_to_end_closes_its_sinks_and_ends_by_the_signal(
         assert process.stdout.readline() == "there\n"
         os.kill(process.pid, signal.SIGTERM)
         assert process.stdout.read().splitlines() == [*says, "closed", "closed, too"]
-        assert process.wait(30) == -signal.SIGTERM
+        assert process.wait(180) == -signal.SIGTERM

@@ -45,7 +45,7 @@ def test_the_site_is_made_and_a_link_that_leads_nowhere_is_refused(tmp_path: Pat
     shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
     subprocess.run(
         [sys.executable, "docs/site.py", str(tmp_path / "build/docs")],
-        cwd=ROOT, check=True, timeout=60,
+        cwd=ROOT, check=True, timeout=180,
     )  # fmt: skip
 
     def build() -> subprocess.CompletedProcess[str]:

@@ -86,7 +86,7 @@ def test_a_python_without_our_packages_has_no_data_source_and_says_nothing() -> 
         "import pyspark_tallybook; assert not hasattr(pyspark_tallybook, 'DefaultSource')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=180
     )
     assert (done.returncode, done.stderr) == (0, "")
 

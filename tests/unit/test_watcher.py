@@ -27,7 +27,7 @@ class World:
     def look(self) -> dict[str, Any]:
         self.looks += 1
         if self.hangs:
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(180)
         if self.fails:
             raise Unavailable("ZooKeeper is away")
         return {"at_ms": self.looks, "servers": [], "tables": []}

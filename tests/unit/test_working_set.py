@@ -352,11 +352,11 @@ def test_rows_that_change_leave_a_block_that_retires_and_others_go_with_it(
 
     def held_up() -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(180)
 
     with arm("view.file_made", held_up), bucket.exclusive():
         assert view.retire(by_holder=True) > 0
-        assert begun.wait(30)
+        assert begun.wait(180)
         bucket.put(wide(10))  # While it is being written.
         assert view.retiring_bytes
         assert sums(bucket, 100) == (4950 + 45, 110)
@@ -381,12 +381,12 @@ def test_a_block_that_retires_and_could_not_be_written_is_written_without_what_h
 
     def full() -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(180)
         raise StorageFull("no room")
 
     with arm("view.file_made", full), bucket.exclusive():
         assert view.retire(by_holder=True) > 0
-        assert begun.wait(30)
+        assert begun.wait(180)
         bucket.put(wide(10))
         view.load(encoded(list(range(10, 20))))  # Rows that move, and do not change.
         go_on.set()
@@ -502,11 +502,11 @@ def test_puts_go_on_while_rows_are_written_and_look_ups_see_them(
 
     def held_up() -> None:
         begun.set()
-        assert go_on.wait(30)
+        assert go_on.wait(180)
 
     with arm("view.file_made", held_up):
         bucket.put(wide(MANY))
-        assert begun.wait(30)
+        assert begun.wait(180)
         bucket.put(wide(MANY))  # Neither waits for the other.
         assert sums(bucket, MANY) == (MANY * (MANY - 1), 2 * MANY)
         go_on.set()
