@@ -20,7 +20,7 @@ TallybookError
 │   ├── InvalidOwner          an owner id that ZooKeeper cannot hold
 │   ├── InvalidLease          a lease id that ZooKeeper cannot hold
 │   ├── InvalidTtl            a time to live out of range
-│   ├── RewoundBatch          a batch older than the last committed one
+│   ├── RewoundBatch          a batch older than the last committed one, or another of its number
 │   ├── OffsetOutOfRange      an offset before the start or after the end of the log
 │   ├── MissingSnapshot       a snapshot that was dropped, or never finished
 │   ├── PartitionGone         a partition that was dropped while a call was under way
@@ -29,6 +29,7 @@ TallybookError
 ├── Refused                   somebody else has it, or it is not for you: the message says who
 │   ├── LockHeld              wait until the lock expires, or have it released
 │   ├── HandoverNeeded        say handover=True if that is meant
+│   ├── FormerQuery           the owner was handed over from this query: use a new checkpoint
 │   ├── InUse                 another process has it open: wait for it, or stop it
 │   ├── LakeRefused           the lake has something else, or was altered from outside
 │   ├── AccessRefused         a server wants another token, or TLS
@@ -172,7 +173,10 @@ class InvalidTtl(InvalidInput):
 
 
 class RewoundBatch(InvalidInput):
-    """A batch at or below the last committed one. Skip it, or find out why it came back."""
+    """A batch below the last committed one, or another batch of the same number.
+
+    Its source or its checkpoint was set back: use those that belong to the table.
+    """
 
 
 class OffsetOutOfRange(InvalidInput):
@@ -208,6 +212,10 @@ class LockHeld(Refused):
 
 class HandoverNeeded(Refused):
     """Another owner, or another query of this one, committed last. Say handover=True if meant."""
+
+
+class FormerQuery(Refused):
+    """This query has written for an owner that was handed over since. Use a new checkpoint."""
 
 
 class InUse(Refused):

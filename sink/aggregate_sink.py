@@ -42,7 +42,15 @@ from sink.progress import BatchProgress, SinkStatus
 from sink.quarantine import Quarantine
 from sink.routing import RecentBatches, is_too_large
 from sink.runs import Run, begin, forget
-from sink.session import Identity, Session, Target, identify, is_in_query, open_session
+from sink.session import (
+    Identity,
+    Session,
+    Target,
+    identify,
+    is_in_query,
+    open_session,
+    planned_as,
+)
 from sink.tasks_work import TasksWork
 from sink.watching import Ask, BatchWatch
 
@@ -185,25 +193,30 @@ class AggregateSink:
         """
         self._target.check().check(frame.columns)
 
-    def __call__(self, frame: Any, batch_id: int) -> None:
-        """Write a micro-batch; Spark calls this."""
+    def __call__(self, frame: Any, batch_id: int, *, fingerprint: str = "") -> None:
+        """Write a micro-batch; Spark calls this.
+
+        `fingerprint`: what tells this batch from another that comes under its number, where Spark
+        does not say when it planned it: on Spark Connect, or if the caller has its own numbers.
+        """
         try:
             with ending.batch():
-                self._call(frame, batch_id)
+                self._call(frame, batch_id, fingerprint)
         except TallybookError as exc:
             if not is_in_query(frame):
                 raise
             raise failed_batch(exc, batch_id, self._target.table)  # noqa: B904
         went_well()
 
-    def _call(self, frame: Any, batch_id: int) -> None:
+    def _call(self, frame: Any, batch_id: int, fingerprint: str) -> None:
         with self._calls:
             began = time.perf_counter()
             session = self._ready(frame)
             writer = session.writer
-            batch = MicroBatch(frame, batch_id, BatchProgress(batch=batch_id))
+            fingerprint = fingerprint or planned_as(frame, session.identity, batch_id)
+            batch = MicroBatch(frame, batch_id, BatchProgress(batch=batch_id), fingerprint)
             progress = batch.progress
-            if writer.is_replay(batch_id):
+            if writer.is_replay(batch_id, fingerprint=fingerprint):
                 progress.skipped = True
             else:
                 with BatchWatch(batch_id, self._ask(session)) as batch.watch:
@@ -322,7 +335,7 @@ class AggregateSink:
                 self._set_aside(bad, batch.aside)
 
         try:
-            writer.write(batch.number, rows, before)
+            writer.write(batch.number, rows, before, fingerprint=batch.fingerprint)
         except InvalidValue as exc:
             if self._options.bad_rows == "quarantine":
                 raise

@@ -23,12 +23,14 @@ class KeysRefused(InvalidInput):
 class MicroBatch:
     """A micro-batch, and what is known of it: `refused` are keys whose rows are set aside, why.
 
-    `aside` is where its bad rows went last.
+    `fingerprint` tells it from another that comes under its number; "" if nothing does. `aside` is
+    where its bad rows went last.
     """
 
     frame: Any
     number: int
     progress: BatchProgress
+    fingerprint: str = ""
     refused: dict[bytes, str] = field(default_factory=dict)
     aside: Quarantine | None = None
     watch: BatchWatch | None = None

@@ -17,14 +17,15 @@ from sink.columns import DefinitionWatch, UsedColumns
 from sink.connect import in_worker, is_connect, query_among
 from sink.options import SinkOptions
 from sink.quarantine import Quarantine
+from sink.queries import fingerprint_of, query_of
 from sink.rows import InputColumns, RowReader
 from sink.runs import Columns, make_way
 
 logger = logging.getLogger(__name__)
 
-# Who writes as which owner, in which run of a query: two sinks of one query would each take the
-# other's batch for a replay of its own.
-_claims: dict[tuple[str, int, str], "Session"] = {}
+# Who writes as which owner of which table (its uid), in which run of a query ("": in none). Two
+# sinks of one query would each take the other's batch for a replay of its own.
+_claims: dict[tuple[str, str, str], "Session"] = {}
 _claiming = threading.Lock()
 
 
@@ -73,7 +74,17 @@ def is_in_query(frame: Any) -> bool:
     """Whether this is a micro-batch of a streaming query, and not a frame of its own."""
     if is_connect(frame):
         return in_worker()
-    return _query_of(frame.sparkSession.sparkContext) is not None
+    try:
+        return query_of(frame) is not None
+    except InvalidInput:
+        return True  # Of a query that is not known.
+
+
+def planned_as(frame: Any, identity: Identity, batch: int) -> str:
+    """Return what tells this micro-batch from another of its number; "" if nothing does."""
+    if identity.query_id is None or is_connect(frame):
+        return ""
+    return fingerprint_of(frame, identity.query_id, batch)
 
 
 def identify(frame: Any, options: SinkOptions, started_by: Any | None = None) -> Identity:
@@ -83,14 +94,14 @@ def identify(frame: Any, options: SinkOptions, started_by: Any | None = None) ->
     """
     if is_connect(frame):
         return _on_connect(frame, options, started_by)
-    context = frame.sparkSession.sparkContext
-    query_id = _query_of(context)
-    owner = options.owner_id or query_id
+    query = query_of(frame)
+    owner = options.owner_id or (query and query.query_id)
     if not owner:
         raise _nobody()
-    run_id = context.getLocalProperty("spark.jobGroup.id") if query_id else None
+    if query is None:
+        return Identity(owner=owner, query_id=None, run_id=None)
     return Identity(
-        owner=owner, query_id=query_id, run_id=run_id, query_name=_name_of(context, query_id)
+        owner=owner, query_id=query.query_id, run_id=query.run_id, query_name=query.name
     )
 
 
@@ -114,22 +125,6 @@ def _nobody() -> InvalidInput:
     return InvalidInput(
         "outside of a streaming query there is no query id: give the sink an owner_id"
     )
-
-
-def _query_of(context: Any) -> str | None:
-    """Return the id of the streaming query that this thread runs for."""
-    found: str | None = context.getLocalProperty("sql.streaming.queryId")
-    return found
-
-
-def _name_of(context: Any, query_id: str | None) -> str:
-    """Return what people call this thread's query; "" if nothing, or if Spark does not say.
-
-    It says so in the description of its jobs only: the name, then a line with the id.
-    """
-    lines = (context.getLocalProperty("spark.job.description") or "").split("\n")
-    has_name = query_id is not None and len(lines) > 1 and lines[1] == f"id = {query_id}"
-    return lines[0].strip() if has_name else ""
 
 
 class Session:
@@ -189,6 +184,11 @@ class Session:
         assert isinstance(access, RemoteAccess)
         return access.sizes
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether it has its lock, as far as is known here."""
+        return self.writer.state in (WriterState.CLEAN, WriterState.DIRTY)
+
     def start(self) -> None:
         """Claim the owner for this run of the query, then acquire the lock and recover."""
         table = self.table
@@ -199,8 +199,7 @@ class Session:
                 table.name,
             )
         identity = self.identity
-        if identity.query_id and identity.run_id:
-            self._claim((identity.run_id, table.table_id, identity.owner))
+        self._claim((identity.run_id or "", self.columns.table, identity.owner))
         make_way(self.columns, identity.query_id, identity.run_id)
         self.writer.start()
 
@@ -253,14 +252,28 @@ class Session:
         self.cluster.close()
         self.drop_claim()
 
-    def _claim(self, claim: tuple[str, int, str]) -> None:
+    def _claim(self, claim: tuple[str, str, str]) -> None:
+        """Be the sink that writes as this owner; InvalidInput if there is another.
+
+        Outside of a query, one that has the same columns is succeeded, as by another process.
+        """
+        run_id, _, owner = claim
         with _claiming:
-            if _claims.setdefault(claim, self) is not self:
+            other = _claims.setdefault(claim, self)
+            if other is self:
+                return
+            if run_id:
                 raise InvalidInput(
-                    f"another sink of this query writes table {self.table.name} as "
-                    f"`{claim[2]}`: make one sink for all batches of a query; a second one on the "
-                    "same table needs an owner_id of its own"
+                    f"another sink of this query writes table {self.table.name} as `{owner}`: make "
+                    "one sink for all batches of a query; a second one on the same table needs an "
+                    "owner_id of its own"
                 )
+            if other.is_writing and other.columns != self.columns:
+                raise InvalidInput(
+                    f"another sink of this process writes other columns of table {self.table.name} "
+                    f"as `{owner}`: give each an owner_id of its own, or close that one first"
+                )
+            _claims[claim] = self
 
     def drop_claim(self) -> None:
         """Let another sink of this run write as this owner."""

@@ -21,6 +21,11 @@ class TasksWork:
     batch: MicroBatch
     partitions: Rows | None
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells this micro-batch from another of its number."""
+        return self.batch.fingerprint
+
     def before(self, _: Grant) -> None:
         """A writer that has lost its session has looked at the table anew."""
         self.session.check_columns()

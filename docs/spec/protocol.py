@@ -4,15 +4,18 @@
 A random scheduler interleaves incarnations of several owners over a few buckets, in bursts of steps: crashes, zombies that
 go on, expiries, takeovers, releases, retried puts, fences, payments and tasks that arrive late, creates that time out and happen
 after all, replays with other contents, deletes, jobs that come back with other columns, owners that are forgotten, bucket leaders
-that move, and deposed leaders that still answer. Readers take committed scans on the way. In the end everything is taken over,
-all that is still under way wakes up once more, and then
+that move, and deposed leaders that still answer. One owner's batches are those of streaming queries, which are planned, noted in a
+checkpoint and replayed; checkpoints are set back, and queries hand over to others and come back. Readers take committed scans on
+the way. In the end everything is taken over, all that is still under way wakes up once more, and then
 
   1. each column of each key holds exactly what the committed batches made of it, in order;
   2. a row exists iff a committed write left a column of it touched (no ghost rows);
   3. at no moment did two live locks pin the same column, and no batch of an owner was committed twice;
   4. every scan, continued with the committed changelog from its offset on, arrives at the final table;
   5. every cut of the whole table shows each owner's batches whole, up to one of them, in all buckets alike; continued with the
-     committed changelog from that cut on, it arrives at the final table; and with the changes between two cuts, at the later one.
+     committed changelog from that cut on, it arrives at the final table; and with the changes between two cuts, at the later one;
+  6. no event of a query's source was counted twice, and each that its checkpoint says is done was counted, in all columns of its
+     writer.
 
 usage: protocol.py [runs] [first seed] [--break RULE]     RULE: one of RULES; each one, switched off, must be caught
 """
@@ -45,6 +48,9 @@ RULES = {
     "cut": "a cut leaves out, in every bucket, what each owner wrote after the record that the cut has of it",
     "counter": "the records of a cut are read between two readings of one epoch counter: nobody acquired meanwhile",
     "newer": "a cut leaves out what was written under epochs that it does not know, or that were not ready",
+    "plan": "a batch of the last committed number that was planned at another time is refused, not skipped",
+    "columns": "a batch is skipped as committed only by a writer whose columns it all had",
+    "former": "a query that an owner was handed over from is refused, whatever it says",
 }
 DELETE = object()
 
@@ -60,7 +66,8 @@ class Refused(Exception):
 class ZooKeeper:
     """The lock records and one epoch counter for the table. Each method is one conditional transaction.
 
-    A record: held, expired, epoch, columns, ready, batch (last committed), offsets (at that commit), debts, prepared.
+    A record: held, expired, epoch, columns, ready, batch (last committed), offsets (at that commit), debts, prepared; when that batch
+    was planned, and its columns (written); the query that counts, from which batch on (start), and those that did before (former).
     A debt: (kind, owner, columns, offsets, token, contents per bucket); kind is "undo" or "redo".
     """
 
@@ -85,18 +92,32 @@ class ZooKeeper:
         if not rec["ready"]:
             return list(rec["debts"])
         if rec["prepared"]:  # decided: it counts as committed from here on, and remains to be applied
-            token, contents = rec["prepared"]
+            token, contents, plan = rec["prepared"]
             if on("decided"):
-                rec["batch"] = token[1]
+                rec.update(batch=token[1], plan=plan, written=rec["columns"])
             return [("redo", owner, rec["columns"], dict(rec["offsets"]), token, contents)]
         return [("undo", owner, rec["columns"], dict(rec["offsets"]), None, None)]
 
-    def acquire(self, owner, columns):
+    @classmethod
+    def hand_over(cls, owner, rec, query, meant):
+        """Another query than before counts from here on (None: a writer that is no query), if it may."""
+        decided = dict(rec)
+        cls.unpaid(owner, decided)
+        if query in rec["former"] and on("former") or query is not rec["query"] and decided["batch"] >= 0 and not meant:
+            raise Refused
+        if query is not rec["query"]:
+            if rec["query"] and decided["batch"] >= rec["start"]:
+                rec["former"] = rec["former"] | {rec["query"]}
+            rec.update(query=query, start=decided["batch"] + 1)
+
+    def acquire(self, owner, columns, query=None, handover=True):
         rivals = [(o, r) for o, r in self.records.items() if o != owner and r["held"] and self.in_the_way(r, owner, columns)]
         if any(not rec["expired"] for _, rec in rivals):
             raise Refused
+        new = dict(batch=-1, debts=[], held=False, ready=False, prepared=None, plan=None, written=(), query=None, start=0, former=set())
+        rec = self.records.setdefault(owner, new)
+        self.hand_over(owner, rec, query, handover)
         self.epoch += 1
-        rec = self.records.setdefault(owner, dict(batch=-1, debts=[], held=False, ready=False, prepared=None))
         debts = self.unpaid(owner, rec)  # of our former self
         for rival, other in rivals:  # expired: take them over, with all that they had not committed
             debts += self.unpaid(rival, other) if on("debt") else []
@@ -116,13 +137,13 @@ class ZooKeeper:
         """Debts are paid; ends, read after the fences, is the baseline that a crash before the first commit is undone to."""
         self.check(owner, epoch, leaders_stand).update(ready=True, offsets=dict(ends), debts=[], expired=False)
 
-    def prepare(self, owner, epoch, batch, contents):
+    def prepare(self, owner, epoch, batch, contents, plan):
         """Redo only: the folded batch is durable and fits; from here on it will be applied, whoever has to do it."""
-        self.check(owner, epoch).update(prepared=((epoch, batch), contents), expired=False)
+        self.check(owner, epoch).update(prepared=((epoch, batch), contents, plan), expired=False)
 
-    def commit(self, owner, epoch, batch, ends, leaders_stand):
+    def commit(self, owner, epoch, batch, ends, leaders_stand, plan, columns):
         rec = self.check(owner, epoch, leaders_stand) if on("commit") else self.records.get(owner) or {"batch": -1}
-        rec.update(batch=batch, offsets=dict(ends), prepared=None, expired=False)
+        rec.update(batch=batch, offsets=dict(ends), prepared=None, expired=False, plan=plan, written=columns)
 
     def release(self, owner, epoch):
         """Of a writer with nothing uncommitted; the batch number stays."""
@@ -135,6 +156,33 @@ class ZooKeeper:
     def forget(self, owner):
         if owner in self.records and not self.records[owner]["held"]:
             del self.records[owner]
+
+
+class Query:
+    """A streaming query: its source, whose events are numbered, and its checkpoint.
+
+    A batch is planned once, which is noted before it runs: (from this event on, up to that one); and noted again when it is done. A
+    checkpoint that is set back forgets its last plan: then another batch is planned under that number.
+    """
+
+    def __init__(self):
+        self.events, self.plans, self.done = 0, [], 0
+
+    def next(self):
+        """The number of the next batch, and its plan: the one that is noted, or a new one. More events have come since the last."""
+        if self.done == len(self.plans):
+            begin = self.plans[-1][1] if self.plans else 0
+            self.events += 1
+            self.plans.append((begin, self.events))
+        return self.done, self.plans[self.done]
+
+    def note(self, number, plan):
+        if self.plans[number : number + 1] == [plan]:
+            self.done = max(self.done, number + 1)
+
+    def set_back(self):
+        del self.plans[-1:]
+        self.done = min(self.done, len(self.plans))
 
 
 class Bucket:
@@ -332,6 +380,8 @@ class World:
         self.buckets = [Bucket(self.zk, i) for i in range(BUCKETS)]
         self.truth = {}  # (bucket, key, column) -> value made by committed batches
         self.running, self.scans, self.cuts, self.done = [], [], [], set()
+        self.queries = defaultdict(list)  # owner -> its queries
+        self.counted, self.noted = set(), set()  # (owner, query, event, column): committed; done, as a checkpoint says
         self.unprepared = {}  # (owner, token) of a prepared batch -> what its columns held before it
 
     def committed(self, owner, batch, contents):
@@ -344,6 +394,14 @@ class World:
                         self.truth.pop((i, k, c), None)
                     else:
                         self.truth[i, k, c] = self.truth.get((i, k, c), 0) + v
+
+    def events(self, owner, query, plan, columns):
+        """The events of a batch, unless it is that of no query, or of one whose owner was forgotten since."""
+        return {(owner, query, event, c) for event in range(*plan) for c in columns} if query in self.queries[owner] else set()
+
+    def count(self, events):
+        assert not events & self.counted, "an event was counted twice"
+        self.counted |= events
 
     def content(self, columns):
         """One batch's rows for one bucket; a replay draws anew, as a nondeterministic source would."""
@@ -404,11 +462,19 @@ class World:
         assert seen == expected, f"a cut shows {seen}, its records say {expected}"
         self.cuts.append((known, positions))
 
-    def incarnation(self, owner, columns, batches, mode):
+    def is_replay(self, rec, batch, plan, columns):
+        """Whether this batch is the last committed one, and may be skipped; Fenced if it is another one of its number."""
+        if batch < rec["batch"] or batch == rec["batch"] and plan != rec["plan"] and on("plan"):
+            raise Fenced
+        if batch == rec["batch"] and not set(columns) <= set(rec["written"]) and on("columns"):
+            raise Fenced
+        return batch == rec["batch"]
+
+    def incarnation(self, owner, columns, batches, mode, query=None, handover=True):
         """A writer process. At each yield it may pause, die, or be overtaken."""
-        rng, clean, epoch = self.rng, False, None
+        rng, clean, epoch, plan, number = self.rng, False, None, None, 0
         try:
-            epoch = self.zk.acquire(owner, columns)
+            epoch = self.zk.acquire(owner, columns, query, handover)
             yield
             debts = list(self.zk.check(owner, epoch)["debts"])
             me = {}  # bucket -> (owner, epoch, term), which goes with every call
@@ -438,15 +504,25 @@ class World:
             clean = True
             yield
             for _ in range(batches):
-                batch = self.zk.check(owner, epoch)["batch"] + 1
+                rec = self.zk.check(owner, epoch)
+                batch = rec["batch"] + 1
+                if query:
+                    number, plan = query.next()
+                    batch = rec["start"] + number
+                    yield
+                    if self.is_replay(self.zk.check(owner, epoch), batch, plan, columns):
+                        query.note(number, plan)
+                        self.noted |= self.events(owner, query, plan, columns)
+                        continue
                 touched = [b for b in self.buckets if rng.random() < 0.7]
                 token, prepared, clean = (epoch if on("token") else 0, batch), {}, False
                 if mode == "redo":
                     prepared = {b: self.content(columns) for b in touched}
                     contents = {b.number: content for b, content in prepared.items()}
                     self.unprepared[owner, (epoch, batch)] = {at: v for at, v in self.truth.items() if at[2] in columns}
-                    self.zk.prepare(owner, epoch, batch, contents)
+                    self.zk.prepare(owner, epoch, batch, contents, plan)
                     self.committed(owner, batch, contents)
+                    self.count(self.events(owner, query, plan, columns))
                     yield
                 elif rng.random() < 0.3:  # an attempt of the stage that had rows for other buckets
                     b = rng.choice(self.buckets)
@@ -463,11 +539,15 @@ class World:
                 for i, b in enumerate(self.buckets):
                     ends[i], applied[i] = b.seal(*me[b], columns, token)
                     yield
-                self.zk.commit(owner, epoch, batch, ends, self.lead(me))
+                self.zk.commit(owner, epoch, batch, ends, self.lead(me), plan, columns)
                 if mode == "undo":  # whatever was applied before the seal, by whichever attempt
                     self.committed(owner, batch, applied)
+                    self.count(self.events(owner, query, plan, columns))
                 clean = True
                 yield
+                if query:
+                    query.note(number, plan)
+                    self.noted |= self.events(owner, query, plan, columns)
             if rng.random() < 0.5:
                 self.zk.release(owner, epoch)
         except (Fenced, Refused):
@@ -481,6 +561,13 @@ class World:
     def lead(me):
         return all(term == b.term for b, (_, _, term) in me.items())
 
+    def query(self, owner):
+        """A query of an owner: a new one, the last one, or one that was before."""
+        queries = self.queries[owner]
+        if not queries or self.rng.random() < 0.3:
+            queries.append(Query())
+        return self.rng.choice((queries[-1], queries[-1], self.rng.choice(queries)))
+
     def run(self):
         rng = self.rng
         wants = {"a": ["x"], "b": ["yz", "y", "z"], "c": ["xy", "x"], "d": ["x", "xz"]}
@@ -489,7 +576,11 @@ class World:
             if action < 0.20 or not self.running:
                 owner = rng.choice(list(wants))
                 columns = tuple(rng.choice(wants[owner]))
-                self.running.append(self.incarnation(owner, columns, rng.randint(1, 3), rng.choice(("undo", "redo"))))
+                writer = owner, columns, rng.randint(1, 3), rng.choice(("undo", "redo"))
+                query = self.query(owner) if owner == "d" and rng.random() < 0.9 else None
+                self.running.append(self.incarnation(*writer, query, rng.random() < 0.8))
+            elif action < 0.21 and self.queries["d"]:
+                rng.choice(self.queries["d"]).set_back()
             elif action < 0.27:
                 self.running.pop(rng.randrange(len(self.running)))  # crash
             elif action < 0.34:
@@ -499,7 +590,10 @@ class World:
             elif action < 0.44:
                 owner = rng.choice(list(wants))
                 self.zk.forget(owner)
-                self.done = {at for at in self.done if at[0] != owner or owner in self.zk.records}
+                if owner not in self.zk.records:  # as if it had never been: whatever comes again counts again
+                    self.queries.pop(owner, None)
+                    for known in (self.done, self.counted, self.noted):
+                        known -= {at for at in known if at[0] == owner}
             elif action < 0.48:
                 b = rng.choice(self.buckets)
                 self.scans.append((b, *b.scan()))
@@ -528,6 +622,8 @@ class World:
             assert final == {(k, c): v for k, row in b.rows.items() for c, v in row.items()}, "the view is not the log"
             want = {(k, c): v for (j, k, c), v in self.truth.items() if j == i}
             assert final == want, f"bucket {i}: table {final}, committed {want}"
+        lost = {(event, c) for _, _, event, c in self.noted - self.counted}
+        assert not lost, f"a checkpoint says that events are done which were not counted: {lost}"
         for b, offset, table in self.scans:
             assert replay(table, b.changelog(offset)) == replay({}, b.log), f"scan at {offset} + changelog is not the table"
         for known, positions in self.cuts:

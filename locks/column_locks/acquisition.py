@@ -8,7 +8,13 @@ becomes the new holder's debts in the same transaction, so that exactly one part
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from locks.column_locks.records import Debt, DebtKind, LockRecord
+from locks.column_locks.records import (
+    MOST_FORMER_QUERIES,
+    Debt,
+    DebtKind,
+    LockRecord,
+    hash_of_query,
+)
 from locks.encoding.offsets import Offsets
 
 NAMED_WRITE = "write:"
@@ -72,6 +78,7 @@ def decided(record: LockRecord) -> LockRecord:
     return replace(
         record,
         batch=record.prepared.token.batch,
+        fingerprint=record.prepared.fingerprint,
         committed={**record.committed, **dict.fromkeys(record.columns, record.epoch)},
     )
 
@@ -81,20 +88,41 @@ def is_other_query(record: LockRecord, query_id: str | None) -> bool:
     return query_id is not None and record.batch >= 0 and record.query_id != query_id
 
 
+def is_former_query(record: LockRecord, query_id: str | None) -> bool:
+    """Whether the owner's count was handed over from this query, to another or to none."""
+    return query_id is not None and hash_of_query(query_id) in record.former_queries
+
+
+def _former_queries(record: LockRecord) -> tuple[bytes, ...]:
+    """Return the former queries of an owner whose count is handed over: its last one is one now.
+
+    Unless that has committed nothing: then nothing of it can count twice.
+    """
+    if not record.query_id or record.batch < record.query_start:
+        return record.former_queries
+    return (*record.former_queries, hash_of_query(record.query_id))[-MOST_FORMER_QUERIES:]
+
+
 def counted_by(
     record: LockRecord, query_id: str | None, *, handover: bool, query_name: str = ""
 ) -> LockRecord:
     """Return the record of an owner whose batches this query counts from here on.
 
-    Another query than before begins after what is committed. Whoever is no query (None) leaves the
+    Another query than before begins after what is committed, and the one before is a former one
+    from then on: it never counts again (`is_former_query`). Whoever is no query (None) leaves the
     count to the query that it belongs to, or takes it over, and then its own numbers count.
     """
+    former = _former_queries(record)
     if query_id is None:
-        return replace(record, query_id="", query_name="", query_start=0) if handover else record
+        return (
+            replace(record, query_id="", query_name="", query_start=0, former_queries=former)
+            if handover
+            else record
+        )
     named = replace(record, query_name=query_name)
     if query_id == record.query_id:
         return named
-    return replace(named, query_id=query_id, query_start=record.batch + 1)
+    return replace(named, query_id=query_id, query_start=record.batch + 1, former_queries=former)
 
 
 def plan_acquisition(

@@ -127,21 +127,29 @@ class ColumnLock:
 
         self._update(change)
 
-    def prepare(self, batch: int, location: str) -> None:
+    def prepare(self, batch: int, location: str, *, fingerprint: str = "") -> None:
         """Redo: the folded batch lies at `location` and fits; from here on it will be applied."""
 
         def change() -> _Fields:
             self._guard(LockState.READY)
             self._check_batch(batch)
-            return {"prepared": Prepared(Token(self.epoch, batch), location)}
+            return {"prepared": Prepared(Token(self.epoch, batch), location, fingerprint)}
 
         self._update(change)
 
-    def commit(self, batch: int, offsets: Mapping[BucketId, int], servers: Iterable[str]) -> None:
+    def commit(
+        self,
+        batch: int,
+        offsets: Mapping[BucketId, int],
+        servers: Iterable[str],
+        *,
+        fingerprint: str = "",
+    ) -> None:
         """Commit the batch: the commit point of all that was written for it; renews the TTL.
 
         `offsets`: the log ends of all buckets, as sealed. `servers`: the sessions that answered;
-        StaleLeaders if one of them is gone, and nothing is committed.
+        StaleLeaders if one of them is gone, and nothing is committed. `fingerprint`: tells this
+        batch from another that comes under its number.
         """
         ends = Offsets(offsets)
 
@@ -151,7 +159,7 @@ class ColumnLock:
             record = self._record
             committed = {**record.committed, **dict.fromkeys(record.columns, record.epoch)}
             fields = {"batch": batch, "offsets": ends, "prepared": None, "committed": committed}
-            return {**fields, "idle_ms": 0}
+            return {**fields, "fingerprint": fingerprint, "idle_ms": 0}
 
         self._update(change, servers)
 

@@ -8,11 +8,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from foundation.errors import Fenced, HandoverNeeded, InvalidTtl, LockHeld, RecordTooLarge
+from foundation.errors import (
+    Fenced,
+    FormerQuery,
+    HandoverNeeded,
+    InvalidTtl,
+    LockHeld,
+    RecordTooLarge,
+)
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.acquisition import (
     Acquisition,
     decided,
+    is_former_query,
     is_other_query,
     last_committers,
     plan_acquisition,
@@ -87,7 +95,8 @@ class ColumnLocks:
         by id. The same owner may acquire again at any time, with other columns too: its former self
         is fenced. `query_id`: the streaming query that counts the batches; None for a writer that
         is no query, or for an operator. `handover`: another owner committed a column last, or
-        another query of this owner, and this one begins where it ended. `only_epoch`: only if the
+        another query of this owner, and this one begins where it ended. A former query, which this
+        owner was handed over from, is refused all the same: FormerQuery. `only_epoch`: only if the
         record still has this epoch, else Fenced; so a writer starts over without fencing a
         successor. `stamp`: of this acquisition (`new_stamp`), for whoever calls again after an
         unknown outcome or in another session, so that what took effect is recognised. `query_name`:
@@ -120,6 +129,7 @@ class ColumnLocks:
             if only_epoch is not None:
                 _check_epoch(owner, own, only_epoch)
             self._check_rivals(table, owner, wanted, held)
+            _check_former(table, owner, held, query_id)
             if not handover and only_epoch is None:  # To go on with them is no handover.
                 _check_committers(table, owner, wanted, held)
                 _check_query(table, owner, held, query_id)
@@ -310,6 +320,20 @@ def _check_committers(
                 f"would count its whole history again. Go on as `{last}`, or pass handover=True if "
                 f"`{owner}` begins where `{last}` ended"
             )
+
+
+def _check_former(table: CatalogTable, owner: str, held: LockSet, query_id: str | None) -> None:
+    """What a query had committed before its owner was handed over would count again."""
+    own = held.owners.get(owner)
+    if own is not None and is_former_query(record := own.record, query_id):
+        heir = f"query {record.query_id}" if record.query_id else "a writer that is no query"
+        raise FormerQuery(
+            f"query {query_id} has written table {table.name} as `{owner}`, and `{owner}` was "
+            f"handed over to {heir} since (its last batch is {decided(record).batch}): which "
+            "batches of the former query count is not known any more, and they would count again. "
+            "Nothing was written. What is missing in the table goes there by a new checkpoint that "
+            "begins behind what was committed, with handover=True, or by tb.write"
+        )
 
 
 def _check_query(table: CatalogTable, owner: str, held: LockSet, query_id: str | None) -> None:

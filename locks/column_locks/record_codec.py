@@ -1,15 +1,17 @@
 """The lock record of an owner, as bytes.
 
-Format 3, in the frame of `framing` (columns are a count and the deltas of sorted ids):
+Format 4, in the frame of `framing` (columns are a count and the deltas of sorted ids):
 
     flags (1 byte: 1 held, 2 ready, 4 abandoned, 8 prepared), stamp (16 bytes),
-    epoch, ttl_ms, batch + 1, query id, query start, query name, held_ms, idle_ms, columns,
+    epoch, ttl_ms, batch + 1, query id, query start, query name, held_ms, idle_ms,
+    fingerprint of the batch, count of former queries, then their hashes (8 bytes each), columns,
     columns ever committed, then the epochs of their last commits,
-    offsets, [prepared: epoch, batch + 1, location],
+    offsets, [prepared: epoch, batch + 1, location, fingerprint],
     count of debts, then per debt: kind (1 byte: 0 undo, 1 redo), owner, columns, offsets,
-                                   [redo: epoch, batch + 1, location]
+                                   [redo: epoch, batch + 1, location, fingerprint]
 
-Format 2 has no query name, held_ms and idle_ms.
+Format 3 has no fingerprints and no former queries, format 2 no query name, held_ms and idle_ms
+either.
 """
 
 from functools import lru_cache
@@ -18,6 +20,7 @@ from foundation.errors import CorruptRecord
 from foundation.formats import Formats
 from foundation.ids import Token
 from locks.column_locks.records import (
+    FORMER_QUERY_BYTES,
     STAMP_BYTES,
     Debt,
     DebtKind,
@@ -57,6 +60,9 @@ def encode_record(record: LockRecord) -> bytes:
         encode_one(record.query_start),
         encode_text(record.query_name),
         encode_integers([record.held_ms, record.idle_ms]),
+        encode_text(record.fingerprint),
+        encode_one(len(record.former_queries)),
+        *record.former_queries,
         _columns(record.columns),
         _columns(tuple([column for column, _ in committed])),
         encode_integers([epoch for _, epoch in committed]),
@@ -101,7 +107,7 @@ def _columns(columns: tuple[int, ...]) -> bytes:
 
 def _prepared(prepared: Prepared) -> bytes:
     token = encode_integers([prepared.token.epoch, prepared.token.batch + 1])
-    return token + encode_text(prepared.location)
+    return token + encode_text(prepared.location) + encode_text(prepared.fingerprint)
 
 
 def _read_columns(reader: Reader) -> tuple[int, ...]:
@@ -112,12 +118,16 @@ def _read_columns(reader: Reader) -> tuple[int, ...]:
     return tuple(columns)
 
 
-def _read_prepared(reader: Reader) -> Prepared:
-    epoch, batch = reader.integer(), reader.integer() - 1
-    return Prepared(Token(epoch, batch), reader.text())
+def _read_prepared(reader: Reader, *, has_fingerprint: bool) -> Prepared:
+    token = Token(reader.integer(), reader.integer() - 1)
+    return Prepared(token, reader.text(), reader.text() if has_fingerprint else "")
 
 
-def _read_debt(reader: Reader) -> Debt:
+def _read_former(reader: Reader) -> tuple[bytes, ...]:
+    return tuple(reader.take(FORMER_QUERY_BYTES) for _ in range(reader.count()))
+
+
+def _read_debt(reader: Reader, *, has_fingerprint: bool) -> Debt:
     kind = reader.octet()
     if kind not in tuple(DebtKind):
         raise CorruptRecord(f"a lock record with a debt of unknown kind {kind}")
@@ -126,19 +136,25 @@ def _read_debt(reader: Reader) -> Debt:
         owner=reader.text(),
         columns=_read_columns(reader),
         offsets=reader.offsets(),
-        prepared=_read_prepared(reader) if kind == DebtKind.REDO else None,
+        prepared=_read_prepared(reader, has_fingerprint=has_fingerprint)
+        if kind == DebtKind.REDO
+        else None,
     )
 
 
 def _read_format_2(reader: Reader) -> LockRecord:
-    return _read_record(reader, has_ages=False)
+    return _read_record(reader, has_ages=False, has_fingerprint=False)
 
 
 def _read_format_3(reader: Reader) -> LockRecord:
-    return _read_record(reader, has_ages=True)
+    return _read_record(reader, has_ages=True, has_fingerprint=False)
 
 
-def _read_record(reader: Reader, *, has_ages: bool) -> LockRecord:
+def _read_format_4(reader: Reader) -> LockRecord:
+    return _read_record(reader, has_ages=True, has_fingerprint=True)
+
+
+def _read_record(reader: Reader, *, has_ages: bool, has_fingerprint: bool) -> LockRecord:
     flags = reader.octet()
     record = LockRecord(
         held=bool(flags & _HELD),
@@ -153,11 +169,17 @@ def _read_record(reader: Reader, *, has_ages: bool) -> LockRecord:
         query_name=reader.text() if has_ages else "",
         held_ms=reader.integer() if has_ages else 0,
         idle_ms=reader.integer() if has_ages else 0,
+        fingerprint=reader.text() if has_fingerprint else "",
+        former_queries=_read_former(reader) if has_fingerprint else (),
         columns=_read_columns(reader),
         committed={column: reader.integer() for column in _read_columns(reader)},
         offsets=reader.offsets(),
-        prepared=_read_prepared(reader) if flags & _PREPARED else None,
-        debts=tuple(_read_debt(reader) for _ in range(reader.count())),
+        prepared=_read_prepared(reader, has_fingerprint=has_fingerprint)
+        if flags & _PREPARED
+        else None,
+        debts=tuple(
+            _read_debt(reader, has_fingerprint=has_fingerprint) for _ in range(reader.count())
+        ),
     )
     if flags & ~(_HELD | _READY | _ABANDONED | _PREPARED):
         raise CorruptRecord("a lock record with more in it than this release knows")
@@ -166,7 +188,7 @@ def _read_record(reader: Reader, *, has_ages: bool) -> LockRecord:
 
 FORMATS: RecordFormats[LockRecord] = Formats(
     name="lock-record",
-    current=3,
-    readers={2: _read_format_2, 3: _read_format_3},
+    current=4,
+    readers={2: _read_format_2, 3: _read_format_3, 4: _read_format_4},
     error=CorruptRecord,
 )

@@ -1,5 +1,6 @@
 """The lock record of an owner, as a value."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,14 +12,22 @@ from foundation.ids import Token
 from locks.encoding.offsets import Offsets
 
 STAMP_BYTES = 16
+FORMER_QUERY_BYTES = 8
+MOST_FORMER_QUERIES = 400
+"""How many of an owner's former queries are known: a new one each night, for more than a year."""
+MOST_FINGERPRINT_BYTES = 200
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Redo: a folded batch that will be applied, whoever has to do it, and where it lies."""
+    """Redo: a folded batch that will be applied, whoever has to do it, and where it lies.
+
+    `fingerprint`: of what was planned as this batch; "" if that is not known.
+    """
 
     token: Token
     location: str
+    fingerprint: str = ""
 
 
 class DebtKind(IntEnum):
@@ -47,10 +56,12 @@ class Debt:
 class LockRecord:
     """All that is known of an owner of a table; immutable, `dataclasses.replace` makes the next.
 
-    `batch` is the last committed one (-1: none), by the owner's count. `query_id` is the streaming
+    `batch` is the last committed one (-1: none), by the owner's count, and `fingerprint` tells it
+    from any other that comes under its number ("": not known). `query_id` is the streaming
     query that counts them ("": whoever writes counts by itself), and `query_start` what its batch 0
     is by the owner's count: another query under the same owner numbers on; `query_name` is what
-    people call it ("": nothing, or not known). `held_ms` and `idle_ms` are for people, too: how
+    people call it ("": nothing, or not known). `former_queries` (`hash_of_query`, the last of them)
+    have counted before, and never do again. `held_ms` and `idle_ms` are for people, too: how
     long the lock had been held, and how long ago the last batch was committed, when the record was
     written. So the time of the node tells both moments by the store's clock, and no commit has to
     ask for it. `offsets` are the log ends at the last commit, or at `ready`; only a ready lock has
@@ -66,9 +77,11 @@ class LockRecord:
     epoch: int = 0
     ttl_ms: int = 0
     batch: int = -1
+    fingerprint: str = ""
     query_id: str = ""
     query_start: int = 0
     query_name: str = ""
+    former_queries: tuple[bytes, ...] = ()
     held_ms: int = 0
     idle_ms: int = 0
     columns: tuple[int, ...] = ()
@@ -89,6 +102,12 @@ class LockRecord:
             return frozenset()
         return frozenset(self.columns).union(*(debt.columns for debt in self.debts))
 
+    @property
+    def last_columns(self) -> frozenset[int]:
+        """The columns of the last committed batch: those that were committed at the last epoch."""
+        last = max(self.committed.values(), default=0)
+        return frozenset(column for column, epoch in self.committed.items() if epoch == last)
+
     def aged(self, elapsed_ms: int) -> "LockRecord":
         """Return the record as it has to be written so long after it was written last."""
         elapsed_ms = max(0, elapsed_ms)
@@ -107,6 +126,11 @@ GIVEN_UP: Mapping[str, Any] = {
     "debts": (),
 }
 """What a record says when its owner holds nothing."""
+
+
+def hash_of_query(query_id: str) -> bytes:
+    """Return what a record keeps of the id of a former query."""
+    return hashlib.sha256(query_id.encode()).digest()[:FORMER_QUERY_BYTES]
 
 
 def new_stamp() -> bytes:

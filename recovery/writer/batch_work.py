@@ -18,6 +18,10 @@ class BatchWork(Protocol):
     """
 
     @property
+    def fingerprint(self) -> str:
+        """What tells this batch from another that comes under its number; "" if nothing does."""
+
+    @property
     def partitions(self) -> Rows | None:
         """Rows that name all partitions that the batch needs, perhaps by their keys only.
 
@@ -45,6 +49,7 @@ class RowsWork:
     access: Callable[[], TableAccess]
     rows: Rows
     before: Callable[[Grant], None] = nothing_before
+    fingerprint: str = ""
 
     @property
     def partitions(self) -> Rows:

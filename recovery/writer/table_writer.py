@@ -44,6 +44,7 @@ from recovery.writer.debts import DebtPayer, Promises, drop_promises
 from recovery.writer.progress import Progress, timed
 from recovery.writer.redo import RedoLog
 from recovery.writer.renewal import Renewal
+from recovery.writer.replays import check_fingerprint, check_same
 from recovery.writer.rows import Rows
 
 logger = logging.getLogger(__name__)
@@ -76,9 +77,11 @@ class TableWriter:
 
     Columns go by name, or by id. Names are those that the table had when the writer started: it
     goes on with the same columns, and reads the same names in its rows, whatever they are called
-    by now. Batches are numbered by the caller, and the number is the batch's identity: one at or
-    below the last committed is a replay, whatever its rows. `query_id`: of a streaming query, whose
-    batches start at 0 with every new query; `next_batch` is for callers that have no count.
+    by now. Batches are numbered by the caller. The last committed one is a replay when it comes
+    again, if it has the same columns and, where both are known, the same fingerprint: what tells
+    it from any other batch of its number, such as when it was planned. `query_id`: of a streaming
+    query, whose batches start at 0 with every new query; `next_batch` is for callers that have no
+    count.
     `query_name`: what people call it, for those who list locks.
     `only_epoch`: of an operator, who releases the lock of this epoch and no later one: Fenced if
     there is one. It goes on with the owner's columns and count as they are, whoever had them last.
@@ -151,10 +154,13 @@ class TableWriter:
         """The last committed batch, by the caller's count; -1 if there is none."""
         return max(self._held().batch - self._start(), -1)
 
-    def is_replay(self, batch: int) -> bool:
-        """Whether this is the last committed batch, sent again; HandoverNeeded as for a write."""
+    def is_replay(self, batch: int, *, fingerprint: str = "") -> bool:
+        """Whether this is the last committed batch, sent again; its errors are those of a write."""
         self._check_count()
-        return batch == self.batch
+        if batch != self.batch:
+            return False
+        self._check_same(batch, fingerprint)
+        return True
 
     def next_batch(self) -> int:
         """Return the number after the last committed one, for a caller that has no count.
@@ -231,24 +237,32 @@ class TableWriter:
     # --- Batches --------------------------------------------------------------------------------
 
     def write(
-        self, batch: int, rows: Rows | Data, before: Callable[[Grant], None] = nothing_before
+        self,
+        batch: int,
+        rows: Rows | Data,
+        before: Callable[[Grant], None] = nothing_before,
+        *,
+        fingerprint: str = "",
     ) -> bool:
         """Put the rows as one batch and commit it; False if an earlier call has committed it.
 
         `rows`: what `Table.put` takes, or `Rows`, which also say how they are to be read.
         `before` is called with every grant before anything of the batch is promised or put.
+        RewoundBatch if this number was committed with another fingerprint, or other columns.
         """
         self._check_usable()
-        return self.run(batch, RowsWork(lambda: self._access, self._named(rows), before))
+        named = self._named(rows)
+        return self.run(batch, RowsWork(lambda: self._access, named, before, fingerprint))
 
     def run(self, batch: int, work: BatchWork) -> bool:
-        """Commit a batch; False if an earlier call has done so.
+        """Commit a batch; False if an earlier call has done so. RewoundBatch as for `write`.
 
         The work is put or, with a redo log, tried, promised and then put. See `BatchWork`.
         """
         self._check_usable()
         self._check_count()
         batch = whole_of(batch, "the number of a batch")
+        check_fingerprint(work.fingerprint)
         batch, callers = self._start() + batch, batch
         tried = False
 
@@ -261,6 +275,7 @@ class TableWriter:
                 if tried:
                     self._count(callers, {})
                 else:
+                    self._check_same(callers, work.fingerprint)
                     self.progress.skipped += 1
                 return tried
             tried = True
@@ -300,7 +315,7 @@ class TableWriter:
             ends = self._seal(grant, answers)
         hit("writer.sealed")
         with timed(seconds, "commit"):
-            lock.commit(batch, ends.results, ends.sessions)
+            lock.commit(batch, ends.results, ends.sessions, fingerprint=work.fingerprint)
         hit("writer.committed")
         self._state = WriterState.CLEAN
         kept, self._promised = self._promised, {}
@@ -335,7 +350,7 @@ class TableWriter:
             promise.finish()
             hit("writer.redo_written")
             location = redo.location_of(table, self._owner, token)
-            self._held().prepare(token.batch, location)
+            self._held().prepare(token.batch, location, fingerprint=work.fingerprint)
             self._promised = {location: promise.objects}
             hit("writer.prepared")
             unless_promised.pop_all()
@@ -486,6 +501,11 @@ class TableWriter:
                 f"the batches of `{self._owner}` are counted by query {query}: write under another "
                 "owner id, or pass handover=True if that query has ended for good"
             )
+
+    def _check_same(self, batch: int, fingerprint: str) -> None:
+        """Raise RewoundBatch if what was committed under this number is another batch."""
+        names = {column.id: column.name for column in self._access.schema.value_columns}
+        check_same(self._owner, batch, fingerprint, self._held().record, names)
 
     # --- Small things ---------------------------------------------------------------------------
 

@@ -167,12 +167,17 @@ def test_a_new_checkpoint_under_a_named_owner_is_another_query_and_no_replay(
         assert query.failure is None
         assert (sink.status()["rows"], sink.status()["skipped"]) == (len(KEYS), 0)
         assert stored(table, KEYS) == counted(number)
-    # The same checkpoint once more: that is a replay, with or without a handover.
+    # The same checkpoint once more: that is a replay, with or without a handover. And one of a
+    # night before is none: it was handed over.
     for settings in ({}, {"handover": True}):
-        for name in ("0", ".0.crc"):
-            (tmp_path / "chk-3" / "commits" / name).unlink(missing_ok=True)
-        query, sink = night(3, **settings)
-        assert (query.failure, sink.status()["skipped"]) == (None, 1)
+        for number in (2, 3):
+            for name in ("0", ".0.crc"):
+                (tmp_path / f"chk-{number}" / "commits" / name).unlink(missing_ok=True)
+            query, sink = night(number, **settings)
+            if number == 3:
+                assert (query.failure, sink.status()["skipped"]) == (None, 1)
+            else:
+                assert "and `nightly-load` was handed over to query" in query.failure
     assert stored(table, KEYS) == counted(3)
 
 

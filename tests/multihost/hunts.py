@@ -46,6 +46,8 @@ HUNTS: dict[str, tuple[str, ...]] = {
     "newer": _KILLED,
 }
 """By rule: the faults in which it matters."""
+OF_SOURCES = ("plan", "columns", "former")
+"""Rules that no fault here lets matter: they are about what a source sends a second time."""
 # As few as see it: the more there are, the less each of them does.
 _CLIENTS = ("plain", "observer", "rivals")
 

@@ -11,6 +11,7 @@ import locks.column_locks.acquisition
 import locks.column_locks.locks
 import merge_engine.bucket.undo_steps
 import recovery.reader.isolation
+import recovery.writer.table_writer
 from foundation.ids import BucketId, Token
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks import lock_set
@@ -31,6 +32,7 @@ from recovery.leader.led_bucket import LedBucket
 from recovery.reader.cut import Bound, BucketCut, Cut
 from recovery.reader.later import Sieve
 from recovery.writer.debts import DebtPayer, Promises
+from recovery.writer.replays import check_same
 from recovery.writer.table_writer import TableWriter
 
 
@@ -152,11 +154,16 @@ def without_commit(patch: pytest.MonkeyPatch) -> None:
     real = ColumnLock.commit
 
     def commit(
-        self: ColumnLock, batch: int, offsets: Mapping[BucketId, int], servers: Iterable[str]
+        self: ColumnLock,
+        batch: int,
+        offsets: Mapping[BucketId, int],
+        servers: Iterable[str],
+        *,
+        fingerprint: str = "",
     ) -> None:
         node = self._store.read(self._path)
         if node is None:  # The table was dropped: nothing is committed under any rule.
-            real(self, batch, offsets, servers)
+            real(self, batch, offsets, servers, fingerprint=fingerprint)
             return
         record = decode_node(self._path, node)
         changed = replace(record, batch=batch, offsets=Offsets(offsets), stamp=new_stamp())
@@ -205,3 +212,25 @@ def without_newer(patch: pytest.MonkeyPatch) -> None:
         return BucketCut(bounds=held, others=Bound())
 
     patch.setattr(Cut, "at", at)
+
+
+def without_plan(patch: pytest.MonkeyPatch) -> None:
+    def check(
+        owner: str, batch: int, _fingerprint: str, record: LockRecord, names: Mapping[int, str]
+    ) -> None:
+        check_same(owner, batch, "", record, names)
+
+    patch.setattr(recovery.writer.table_writer, "check_same", check)
+
+
+def without_columns(patch: pytest.MonkeyPatch) -> None:
+    def check(
+        owner: str, batch: int, fingerprint: str, record: LockRecord, names: Mapping[int, str]
+    ) -> None:
+        check_same(owner, batch, fingerprint, replace(record, columns=()), names)
+
+    patch.setattr(recovery.writer.table_writer, "check_same", check)
+
+
+def without_former(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(locks.column_locks.locks, "is_former_query", lambda *_: False)

@@ -34,6 +34,7 @@ CONTENTS = st.dictionaries(
 )
 Amounts = dict[tuple[int, int], list[int] | None]
 NUMBERS = st.integers(0, 7)
+FINGERPRINTS = st.sampled_from(["", "", "at noon", "at midnight"])
 Act = tuple[str, int, tuple[str, str], Amounts]
 EVENTS = [
     *("crash", "crash", "expire", "take over", "take over", "succeed", "write beside"),
@@ -98,9 +99,22 @@ class WriterMachine(RuleBasedStateMachine):
         self.writers.append(writer)
         return True
 
-    @rule(at=NUMBERS, skip=SKIPS, content=CONTENTS, stray=st.none() | CONTENTS, plan=PLANS)
-    def write(
-        self, at: int, skip: int, content: Amounts, stray: Amounts | None, plan: Plan
+    @rule(
+        at=NUMBERS,
+        skip=SKIPS,
+        content=CONTENTS,
+        stray=st.none() | CONTENTS,
+        plan=PLANS,
+        fingerprint=FINGERPRINTS,
+    )
+    def write(  # noqa: PLR0917
+        self,
+        at: int,
+        skip: int,
+        content: Amounts,
+        stray: Amounts | None,
+        plan: Plan,
+        fingerprint: str = "",
     ) -> None:
         writer = self.pick(at)
         if writer is None:
@@ -116,17 +130,26 @@ class WriterMachine(RuleBasedStateMachine):
 
         def write() -> None:
             try:
-                written = self.world.write(writer, batch, rows, others)
+                written = self.world.write(writer, batch, rows, others, fingerprint)
             except RewoundBatch:
-                assert batch < writer.batch
+                assert batch < writer.batch or self.is_another(writer, batch, fingerprint)
             except Overflow:
                 assert writer.state in (WriterState.CLEAN, WriterState.DIRTY, WriterState.FENCED)
             else:
                 assert written or batch == known
+                assert not self.is_another(writer, batch, fingerprint)
                 assert writer.batch == batch
                 assert writer.state is WriterState.CLEAN
 
         self.attempt(writer, write, plan)
+
+    def is_another(self, writer: TableWriter, batch: int, fingerprint: str) -> bool:
+        """Whether the last committed batch has this number, and is another one."""
+        record = self.world.records()[writer.owner]
+        both = fingerprint and record.fingerprint
+        planned_otherwise = bool(both) and fingerprint != record.fingerprint
+        had_fewer = not set(record.columns) <= record.last_columns
+        return batch == record.batch and (planned_otherwise or had_fewer)
 
     @rule(at=NUMBERS, plan=PLANS)
     def close(self, at: int, plan: Plan) -> None:

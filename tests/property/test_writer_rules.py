@@ -5,11 +5,12 @@ it; with the rule switched off it does not. The histories are the shortest known
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from foundation.errors import LockHeld
+from foundation.errors import FormerQuery, LockHeld, RewoundBatch
 from foundation.ids import BucketId
 from recovery.writer.access import Answers, Grant, GrantedRows
 from recovery.writer.table_writer import TableWriter
@@ -288,6 +289,37 @@ def newer(world: World) -> None:
     world.read_cut()
 
 
+def plan(world: World) -> None:
+    """A checkpoint is set back by a batch, and other rows are planned under its number."""
+    writer = world.start("a", "x", query_id="q")
+    assert world.write(writer, 0, x(1), fingerprint="at noon")
+    assert not world.write(writer, 0, x(1), fingerprint="at noon"), "a replay"
+    never_skipped(lambda: world.write(writer, 0, x(5), fingerprint="at midnight"))
+
+
+def columns(world: World) -> None:
+    """Two writers have one owner id, and each its own columns and numbers."""
+    world.write(world.start("a", "x"), 0, x(1))
+    never_skipped(lambda: world.write(world.start("a", "y"), 0, {FIRST: {"y": 1}}))
+
+
+def former(world: World) -> None:
+    """A nightly job is run again with its checkpoint, after that of the next night."""
+    for night in ("monday", "tuesday"):
+        writer = world.start("a", "x", query_id=night)
+        world.write(writer, 0, x(1))
+        writer.close()
+    with suppress(FormerQuery):
+        again = world.start("a", "x", query_id="monday")
+        assert not world.write(again, 0, x(1)), "what monday has committed counts again"
+
+
+def never_skipped(write: Callable[[], bool]) -> None:
+    """Write what was not committed before: whatever becomes of it, its rows are not left out."""
+    with suppress(RewoundBatch):
+        assert write(), "its rows are in no batch, and nobody was told"
+
+
 def deliver_strays(world: World) -> Callable[[], None]:
     return lambda: world.deliver_only("stray")
 
@@ -315,6 +347,9 @@ RULES: dict[str, tuple[History, Off]] = {
     "cut": (cut, off.without_cut),
     "counter": (counter, off.without_counter),
     "newer": (newer, off.without_newer),
+    "plan": (plan, off.without_plan),
+    "columns": (columns, off.without_columns),
+    "former": (former, off.without_former),
 }
 
 

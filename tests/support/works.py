@@ -19,6 +19,7 @@ class PutBy:
     call: Callable[[Grant], Answers[Any]]
     partitions: Rows | None = None
     try_rows: Callable[[Grant, PromiseWriter], Tried] | None = None
+    fingerprint: str = ""
 
     def before(self, grant: Grant) -> None:
         """Nothing comes before."""

@@ -452,7 +452,12 @@ class World:
             self.deliver_segments()
 
     def write(
-        self, writer: TableWriter, batch: int, content: Content, stray: Content | None = None
+        self,
+        writer: TableWriter,
+        batch: int,
+        content: Content,
+        stray: Content | None = None,
+        fingerprint: str = "",
     ) -> bool:
         """Write a batch, and hold the writer to what it says about it.
 
@@ -472,8 +477,8 @@ class World:
 
         named = writer._named(rows)
         tried = partial(_try_rows, writer, named)
-        written = writer.run(batch, PutBy(put, rows, tried))
-        token = self.model.token_of(writer.owner, batch)
+        written = writer.run(batch, PutBy(put, rows, tried, fingerprint))
+        token = self.model.token_of(writer.owner, writer._start() + batch)
         assert token is not None, "a batch that was not committed"
         assert not written or self.promises(writer) or token.epoch in epochs, "not by this writer"
         return written

@@ -9,7 +9,7 @@ import pytest
 from tests.multihost.backfills import wrong_counts
 from tests.multihost.campaign import TOGETHER, plan
 from tests.multihost.faults import FAULTS
-from tests.multihost.hunts import HUNTS
+from tests.multihost.hunts import HUNTS, OF_SOURCES
 from tests.multihost.operators import days_after
 from tests.multihost.rival_batches import (
     COLUMNS,
@@ -138,5 +138,5 @@ def test_faults_are_a_function_of_the_seed() -> None:
 
 
 def test_there_is_a_hunt_for_every_rule_of_the_specification() -> None:
-    assert [*HUNTS] == [*specification.load().RULES]
+    assert [*HUNTS, *OF_SOURCES] == [*specification.load().RULES]
     assert {name for names in HUNTS.values() for name in names} <= set(TOGETHER)

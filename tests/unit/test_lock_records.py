@@ -22,7 +22,8 @@ TEXT = st.text(max_size=20)
 COLUMNS = st.lists(st.integers(0, 2**31), max_size=8, unique=True).map(lambda c: tuple(sorted(c)))
 BUCKETS = st.builds(BucketId, st.integers(0, 2**43 - 1), st.integers(0, 2**20 - 1))
 OFFSETS = st.dictionaries(BUCKETS, NUMBERS, max_size=20).map(Offsets)
-PREPARED = st.builds(Prepared, st.builds(Token, NUMBERS, st.integers(0, 2**62)), TEXT)
+PREPARED = st.builds(Prepared, st.builds(Token, NUMBERS, st.integers(0, 2**62)), TEXT, TEXT)
+FORMER = st.lists(st.binary(min_size=8, max_size=8), max_size=5).map(tuple)
 DEBTS = st.one_of(
     st.builds(Debt, kind=st.just(DebtKind.UNDO), owner=TEXT, columns=COLUMNS, offsets=OFFSETS),
     st.builds(
@@ -46,6 +47,8 @@ def records(draw: st.DrawFn) -> LockRecord:
         "ttl_ms": draw(NUMBERS),
         "batch": draw(st.integers(-1, 2**62)),
         "query_id": draw(TEXT),
+        "fingerprint": draw(TEXT),
+        "former_queries": draw(FORMER),
         "columns": draw(COLUMNS),
         "committed": draw(st.dictionaries(st.integers(0, 2**31), NUMBERS, max_size=8)),
     }
@@ -59,7 +62,7 @@ def records(draw: st.DrawFn) -> LockRecord:
     if state == "ready":
         return ready
     token = Token(ready.epoch, ready.batch + draw(st.integers(1, 9)))
-    return replace(ready, prepared=Prepared(token, draw(TEXT)))
+    return replace(ready, prepared=Prepared(token, draw(TEXT), draw(TEXT)))
 
 
 @given(records())
@@ -110,8 +113,8 @@ def test_damage_that_the_checksum_covers_up_raises_nothing_else(
 
 def test_a_record_of_another_format_names_both_formats() -> None:
     encoded = encode_record(LockRecord())
-    with pytest.raises(CorruptRecord, match="format 4, this release reads 2 and 3; it was written"):
-        decode_record(b"\4" + encoded[1:])
+    with pytest.raises(CorruptRecord, match="format 5, this release reads 2, 3 and 4; it was"):
+        decode_record(b"\5" + encoded[1:])
     with pytest.raises(CorruptRecord, match="ends 1 bytes early"):
         decode_record(b"")
 

@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 
 from foundation.errors import (
+    FormerQuery,
     HandoverNeeded,
     InvalidInput,
     LockHeld,
+    RewoundBatch,
     StorageUnavailable,
     UnknownColumn,
     UnknownTable,
@@ -427,9 +429,107 @@ def test_a_writer_that_is_no_query_does_not_count_on_where_one_did(make: MakeTab
         assert job.batch == 0
     with table.writer() as plain:
         plain.write(plain.next_batch(), amount("x", 10))
-    with pytest.raises(HandoverNeeded, match="a writer that is no query"):
+    with pytest.raises(FormerQuery, match="a writer that is no query"):
         table.writer(query_id="q", handover=False).start()
+    with pytest.raises(HandoverNeeded, match="a writer that is no query"):
+        table.writer(query_id="r", handover=False).start()
     assert table.rows() == [{"k": 1, "x": 11}]
+
+
+@pytest.mark.parametrize("redo", [False, True])
+def test_a_query_whose_owner_was_handed_over_never_counts_again(
+    make: MakeTable, redo: bool
+) -> None:
+    """The nightly job that is killed after its commit, and run again after the next night."""
+    table = make(sums("x"))
+    for night in range(2):
+        with table.writer(query_id=f"night-{night}", redo=redo) as job:
+            assert job.write(0, amount("x", 10**night))
+    with pytest.raises(FormerQuery, match=r"query night-0 has written .* as `a`.* night-1 since"):
+        table.writer(query_id="night-0", redo=redo).start()
+    with table.writer(query_id="night-1", redo=redo) as job:
+        assert not job.write(0, amount("x", 10))
+    assert table.rows() == [{"k": 1, "x": 11}]
+
+
+# What a batch is, beside its number
+
+
+@pytest.mark.parametrize("redo", [False, True])
+def test_another_batch_of_the_last_number_is_neither_skipped_nor_written(
+    make: MakeTable, redo: bool
+) -> None:
+    table = make(sums("x"))
+    with table.writer(query_id="q", redo=redo) as job:
+        assert job.write(0, amount("x", 1), fingerprint="at 1")
+        assert job.write(1, amount("x", 10), fingerprint="at 2")
+    for restart in range(2):
+        with table.writer(query_id="q", redo=redo) as job:
+            assert job.is_replay(1, fingerprint="at 2")
+            assert not job.write(1, amount("x", 10), fingerprint="at 2")
+            with pytest.raises(RewoundBatch, match=r"batch 1 of `a` .* at 3, and .* one at 2\."):
+                job.is_replay(1, fingerprint="at 3")
+            with pytest.raises(RewoundBatch, match="another batch of its number"):
+                job.write(1, amount("x", 100), fingerprint="at 3")
+            assert job.state is WriterState.CLEAN
+            # Who does not know when it was planned says what it always said.
+            assert job.is_replay(1)
+            assert table.rows() == [{"k": 1, "x": 11}], f"restart {restart}"
+    with table.writer(query_id="q", redo=redo) as job:
+        assert job.write(2, amount("x", 100), fingerprint="at 4")
+    assert table.rows() == [{"k": 1, "x": 111}]
+
+
+@pytest.mark.parametrize("at", ["writer.put", "writer.sealed", "writer.committed"])
+@pytest.mark.parametrize("redo", [False, True])
+def test_what_is_planned_anew_counts_if_nothing_of_its_number_was_committed(
+    make: MakeTable, at: str, redo: bool
+) -> None:
+    table = make(sums("x"))
+    job = table.writer(query_id="q", redo=redo).start()
+    with arm(at, interrupt), pytest.raises(KeyboardInterrupt):
+        job.write(0, amount("x", 1), fingerprint="at 1")
+    job._stop_renewal()
+    with table.writer(query_id="q", redo=redo) as job:
+        if redo or at == "writer.committed":  # Promised is committed.
+            with pytest.raises(RewoundBatch, match="fingerprint at 2, and the committed one at 1"):
+                job.write(0, amount("x", 10), fingerprint="at 2")
+        else:
+            assert job.write(0, amount("x", 10), fingerprint="at 2")
+    assert table.rows() == [{"k": 1, "x": 1 if redo or at == "writer.committed" else 10}]
+
+
+def test_a_batch_is_no_replay_for_columns_that_it_did_not_have(make: MakeTable) -> None:
+    table = make(sums("x", "y"))
+    with table.writer(["x"]) as job:
+        job.write(0, amount("x", 1))
+    with table.writer(["y"]) as job:
+        for call in (
+            lambda: job.is_replay(0),
+            lambda: job.write(0, amount("y", 1)),
+        ):
+            with pytest.raises(
+                RewoundBatch, match=r"batch 0 of `a` .* columns x, .* again with y,"
+            ):
+                call()
+        job.write(1, amount("y", 10))
+    with table.writer(["x", "y"]) as job:
+        with pytest.raises(RewoundBatch, match=r"columns y, .* again with x,"):
+            job.write(1, amount("x", 1, y=1))
+        job.write(2, amount("x", 100, y=100))
+    with table.writer(["x"]) as job:
+        assert not job.write(2, amount("x", 100)), "with fewer columns nothing is lost"
+    assert table.rows() == [{"k": 1, "x": 101, "y": 110}]
+
+
+def test_a_fingerprint_that_no_record_can_keep_is_refused(make: MakeTable) -> None:
+    table = make(sums("x"))
+    with table.writer() as job:
+        for wrong in ("a" * 201, b"bytes", 7):
+            with pytest.raises(InvalidInput, match="fingerprint"):
+                job.write(0, amount("x", 1), fingerprint=wrong)  # type: ignore[arg-type]
+        assert job.write(0, amount("x", 1), fingerprint="ü" * 100)
+    assert table.records()["a"].fingerprint == "ü" * 100
 
 
 # What must run before a batch is promised

@@ -9,6 +9,7 @@ import pytest
 from foundation.errors import (
     CorruptRecord,
     Fenced,
+    FormerQuery,
     HandoverNeeded,
     LockHeld,
     TableAltered,
@@ -19,6 +20,8 @@ from locks.catalog.definitions import CatalogTable
 from locks.column_locks.acquisition import unpaid
 from locks.column_locks.column_lock import ColumnLock
 from locks.column_locks.locks import DEFAULT_TTL_MS, LockInfo
+from locks.column_locks.record_codec import encode_record
+from locks.column_locks.records import MOST_FORMER_QUERIES
 from locks.coordinator import Coordinator
 from locks.snapshots.leases import SHORTEST_LEASE_MS
 from locks.snapshots.list_records import ListedSnapshot
@@ -167,7 +170,7 @@ def test_another_query_under_a_known_owner_is_a_change_of_hands(
     next_.commit(1, LATER, [])
     restarted = ready(coordinator, table, "nightly", "orders", query_id="tuesday")
     assert (restarted.record.query_start, restarted.batch) == (1, 1)
-    with pytest.raises(HandoverNeeded, match="query tuesday"):
+    with pytest.raises(FormerQuery, match="was handed over to query tuesday since"):
         coordinator.locks.acquire(table, "nightly", ["orders"], query_id="monday")
 
 
@@ -202,7 +205,83 @@ def test_who_is_no_query_leaves_the_count_alone_unless_it_takes_it_over(
     taken = ready(coordinator, table, "job", "orders", handover=True)
     assert (taken.record.query_id, taken.record.query_start, taken.batch) == ("", 0, 1)
     with pytest.raises(HandoverNeeded, match="for a writer that is no query"):
-        coordinator.locks.acquire(table, "job", ["orders"], query_id="r")
+        coordinator.locks.acquire(table, "job", ["orders"], query_id="s")
+    for former in ("q", "r"):
+        with pytest.raises(FormerQuery, match="was handed over to a writer that is no query since"):
+            coordinator.locks.acquire(table, "job", ["orders"], query_id=former, handover=True)
+
+
+def test_a_former_query_of_an_owner_is_refused_whatever_it_says(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
+    nights = ["monday", "tuesday", "wednesday"]
+    for batch, night in enumerate(nights):
+        lock = ready(coordinator, table, "nightly", "orders", query_id=night, handover=True)
+        lock.commit(batch, LATER, [])
+        lock.release()
+    before = coordinator.locks.records(table)["nightly"]
+    for former in nights[:-1]:
+        for handover in (False, True):
+            with pytest.raises(
+                FormerQuery, match=r"handed over to query wednesday since \(its last batch is 2\)"
+            ):
+                coordinator.locks.acquire(
+                    table, "nightly", ["orders"], query_id=former, handover=handover
+                )
+    assert coordinator.locks.records(table)["nightly"] == before, "who is refused changes nothing"
+    # It is a query of this owner only; and what was forgotten is forgotten.
+    ready(coordinator, table, "other", "revenue", query_id="monday").release()
+    coordinator.locks.forget(table, "nightly")
+    again = ready(coordinator, table, "nightly", "orders", query_id="monday", handover=True)
+    assert (again.batch, again.record.former_queries) == (-1, ())
+
+
+def test_a_query_that_has_committed_nothing_may_come_back(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
+    ready(coordinator, table, "nightly", "orders", query_id="monday").commit(0, LATER, [])
+    ready(coordinator, table, "nightly", "orders", query_id="in vain", handover=True).release()
+    ready(coordinator, table, "nightly", "orders", query_id="tuesday", handover=True).release()
+    lock = ready(coordinator, table, "nightly", "orders", query_id="in vain", handover=True)
+    assert (lock.record.query_start, len(lock.record.former_queries)) == (1, 1)
+
+
+def test_a_promised_batch_makes_its_query_a_former_one(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
+    ready(coordinator, table, "nightly", "orders", query_id="monday").prepare(0, "there")
+    ready(coordinator, table, "nightly", "orders", query_id="tuesday", handover=True).release()
+    with pytest.raises(FormerQuery):
+        coordinator.locks.acquire(table, "nightly", ["orders"], query_id="monday", handover=True)
+
+
+def test_hundreds_of_former_queries_are_known_and_no_more(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
+    nights = [f"night {number}" for number in range(MOST_FORMER_QUERIES + 2)]
+    for batch, night in enumerate(nights):
+        lock = ready(coordinator, table, "nightly", "orders", query_id=night, handover=True)
+        lock.commit(batch, {}, [])
+    record = coordinator.locks.records(table)["nightly"]
+    assert len(record.former_queries) == MOST_FORMER_QUERIES
+    assert len(encode_record(record)) < 5_000
+    for former in (nights[1], nights[-2]):
+        with pytest.raises(FormerQuery):
+            coordinator.locks.acquire(table, "nightly", ["orders"], query_id=former, handover=True)
+
+
+def test_what_tells_a_promised_batch_from_others_is_kept_when_it_is_decided(
+    coordinator: Coordinator, table: CatalogTable
+) -> None:
+    lock = ready(coordinator, table, "job", "orders")
+    lock.commit(0, LATER, [], fingerprint="first")
+    assert coordinator.locks.records(table)["job"].fingerprint == "first"
+    lock.prepare(1, "there", fingerprint="second")
+    again = coordinator.locks.acquire(table, "job", ["orders"])
+    assert (again.record.batch, again.record.fingerprint) == (1, "second")
+    [debt] = again.debts
+    assert debt.prepared is not None
+    assert debt.prepared.fingerprint == "second"
 
 
 # Columns by their ids
