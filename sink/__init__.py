@@ -17,6 +17,7 @@ options             what a sink can be told, and the names of its options in tex
 partitions          the partitions of a batch that tasks put
 progress            what a sink has done, per batch and in all
 quarantine          bad rows, set aside as Parquet with the reason
+queries             the streaming query that a micro-batch belongs to, and what was planned as it
 rolling_lease       a lease that goes along with a reader: it holds the log from where it stands
 routing             which way a batch goes when nobody has said: by the driver, or by the executors
 rows                the rows of a micro-batch on their way to the table

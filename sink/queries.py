@@ -1,4 +1,4 @@
-"""The streaming query that a micro-batch belongs to, and what Spark planned as this batch.
+"""The streaming query that a micro-batch belongs to, and what was planned as it.
 
 Spark tells the thread that runs the function of foreachBatch which query it runs for. That is lost
 in another thread, such as one of a pool. The frame keeps it: its session is one that Spark made for

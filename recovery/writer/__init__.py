@@ -8,6 +8,7 @@ progress         what a writer has done, and how long its steps took
 promise_objects  the objects of a promise, as bytes
 redo             the redo log: promised batches, which will be applied, whoever has to do it
 renewal          keeps a lock from expiring, in the background
+replays          what makes a batch the one that was committed under its number, and not another one
 rows             rows of a batch, and how they are to be read
 table_writer     the writer itself, and what it does when a step fails
 """
