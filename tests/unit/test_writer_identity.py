@@ -504,14 +504,11 @@ def test_a_batch_is_no_replay_for_columns_that_it_did_not_have(make: MakeTable) 
     with table.writer(["x"]) as job:
         job.write(0, amount("x", 1))
     with table.writer(["y"]) as job:
-        for call in (
-            lambda: job.is_replay(0),
-            lambda: job.write(0, amount("y", 1)),
-        ):
-            with pytest.raises(
-                RewoundBatch, match=r"batch 0 of `a` .* columns x, .* again with y,"
-            ):
-                call()
+        another = r"batch 0 of `a` .* columns x, .* again with y,"
+        with pytest.raises(RewoundBatch, match=another):
+            job.is_replay(0)
+        with pytest.raises(RewoundBatch, match=another):
+            job.write(0, amount("y", 1))
         job.write(1, amount("y", 10))
     with table.writer(["x", "y"]) as job:
         with pytest.raises(RewoundBatch, match=r"columns y, .* again with x,"):
