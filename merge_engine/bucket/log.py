@@ -9,12 +9,13 @@ nothing. Old segments are rolled up into larger objects (see `roll_up`).
 Names that cleaning and rolling up have freed could be taken again. `leader` segments stay for ever,
 so whoever led collides with its successor's, if it knows where its own segments end. Who does not,
 for the outcome of its last create is unknown, and who is only about to lead, looks after its create
-whether the offset was cleaned or rolled up before: then it means nothing, and is not the end.
+whether the offset was cleaned or rolled up before: then it is a stray, which means nothing and is
+deleted. Readers take no stray for the log's, whoever has created it, and when (see `log_reader`).
 """
 
 import time
 import uuid
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,7 @@ from dataclasses import replace
 from foundation.errors import (
     AlreadyExists,
     Deposed,
+    OffsetOutOfRange,
     StorageUnavailable,
     TallybookError,
     UnknownOutcome,
@@ -83,11 +85,13 @@ class Log(LogReader):
             try:
                 self._storage.create(name, encode_segment(Segment(header, {}, {})))
             except (AlreadyExists, UnknownOutcome):
-                found = self._find(self.end)
+                found = self._standing_at(self.end)
                 if found is None or found.header.nonce != header.nonce:
                     self.refresh()
                     continue
+            self._look()
             if self._is_spent(self.end):
+                self._delete_stray(header)
                 self.refresh()
                 continue
             self._advance(header)
@@ -96,24 +100,6 @@ class Log(LogReader):
         raise StorageUnavailable(
             f"{self._storage}: could not take the lead after {_LEAD_ATTEMPTS} attempts; try again"
         )
-
-    def next(self) -> Segment | None:
-        """Return the segment at the end, if somebody has created one by now, and go behind it.
-
-        For whoever follows. There is none, either, where it was cleaned or rolled up meanwhile:
-        `has_gone_on` tells.
-        """
-        found = self._find(self.end)
-        if found is not None:
-            self._advance(found.header)
-        return found
-
-    def has_gone_on(self) -> bool:
-        """Whether others have cleaned or rolled up what comes next; if so, look where it ends."""
-        if not self._is_spent(self.end):
-            return False
-        self.refresh()
-        return True
 
     def append(self, segment: Segment) -> SegmentHeader:
         """Create the segment at the end of the log, stamped with term, nonce and time.
@@ -161,12 +147,16 @@ class Log(LogReader):
             self._storage.create(segment_name(self.end), encode_segment(Segment(header, {}, {})))
         except AlreadyExists:
             taken = True
+        self._look()
         if self._is_spent(self.end):
             # Not by us: what we wanted to write was there, and a leader has come after it.
             self.deposed = True
+            found = self._standing_at(self.end)
+            if found is not None and found.header.term == term:
+                self._delete_stray(found.header)
             self.check_leading()
         if taken:
-            header = self._headers_at(self.end)[0]
+            header = self._header_at(self.end)
             ours = header.kind is SegmentKind.EMPTY or header.nonce == self._in_doubt
             if header.term != term or not ours:
                 self.deposed = True
@@ -175,13 +165,17 @@ class Log(LogReader):
         self._advance(header)
         return header.kind is not SegmentKind.EMPTY
 
-    def _is_spent(self, offset: int) -> bool:
-        """Whether the offset was cleaned or rolled up, so that its name is free, or was.
+    def _delete_stray(self, ours: SegmentHeader) -> None:
+        """Delete what we have created at an offset that is spent, unless it is a leader's.
 
-        To be asked after a create there, if it is not certain that nobody was there before.
+        Ours may be the log's all the same, and rolled up since we created it. A leader's name must
+        never be free then; where the log was cleaned, nobody can tell, and it stays.
         """
-        self._look()
-        return offset < self.start or self._rolled.at(offset) is not None
+        base = ours.base_offset
+        with suppress(TallybookError):  # Nobody takes it for the log's, and roll-ups delete it.
+            is_leader = ours.kind is SegmentKind.LEADER
+            if not is_leader or self._header_at(base).nonce != ours.nonce:
+                self._storage.delete([segment_name(base)])
 
     def _settle_now(self, cause: Exception) -> bool:
         """Settle a create of this very call: to fail now, for whatever reason, is not to know."""
@@ -222,7 +216,7 @@ class Log(LogReader):
             hit("clean.before_mark")
             with suppress(AlreadyExists):  # Whoever has marked it: it says the same.
                 self._storage.create(start_name(start), encode_start(cleaned))
-            self.cleaned, self.start = cleaned, start
+            self._start_at(start, cleaned)
             hit("clean.marked")
         self._delete_below(self.start)
         return self.start
@@ -272,7 +266,7 @@ class Log(LogReader):
         )
 
     def _found_header(self, base: int) -> SegmentHeader | None:
-        found = self._find(base)
+        found = self._standing_at(base)
         return None if found is None else found.header
 
     def check_leading(self) -> int:
@@ -290,7 +284,7 @@ class Log(LogReader):
         Whoever it is began at the end of the log, and its segment is still there.
         """
         self.settle()
-        if self._find(self.end) is not None:
+        if self._standing_at(self.end) is not None:
             self.deposed = True
             self.check_leading()
 
@@ -298,14 +292,15 @@ class Log(LogReader):
         """Raise Deposed if another leader had come when the log ended here; safe for threads.
 
         What stands at `end` by now is nobody's, or ours: then we led when it was created; or that
-        of the leader that came.
+        of the leader that came. If it was cleaned since, nobody can tell any more.
         """
-        found = self._find(end)
+        found = self._standing_at(end)
         if found is not None and found.header.term != self.term:
-            self.deposed = True
+            try:
+                # Not what stands there, which may be a stray, if we have rolled it up since.
+                is_ours = self._header_at(end).term == self.term
+            except OffsetOutOfRange:
+                is_ours = False
+            if not is_ours:
+                self.deposed = True
         self.check_leading()
-
-    def _advance(self, header: SegmentHeader) -> None:
-        self._headers[header.base_offset] = header
-        insort(self._bases, header.base_offset)
-        self.end = header.end_offset

@@ -134,13 +134,13 @@ class LogAndView:
     def follow(self) -> int:
         """Apply what others have appended since; return how many segments. Not for a leader."""
         count = self._follow_segments()
-        while self.log.has_gone_on():
-            count += self._replay_log() + self._follow_segments()
+        if not count and self.log.has_gone_on():
+            count = self._replay_log()
         return count
 
     def _follow_segments(self) -> int:
-        count = 0
-        while (segment := self.log.next()) is not None:
+        count = self._replay_log()  # What a call has left that failed.
+        for segment in self.log.newer():
             self._replay_following(segment)
             count += 1
         return count
@@ -292,6 +292,11 @@ class LogAndView:
     def _replay_following(self, segment: Segment) -> None:
         if not self._go_on():
             raise Closed("nobody wants this bucket opened any more")
+        if segment.header.base_offset != self.view.applied:
+            raise LogGap(
+                f"view {self.view.path} is at offset {self.view.applied}, and the next segment of "
+                f"{self.log} begins at {segment.header.base_offset}; open the bucket again"
+            )
         self.view.make_room()
         self._replay(segment)
 

@@ -47,6 +47,13 @@ class LogNames:
         ranges.learn(self.rolled, self.start)
         return ranges
 
+    def frees(self, name: str) -> bool:
+        """Whether this is the name of a segment that was cleaned or rolled up."""
+        if not name.endswith(SUFFIX):
+            return False
+        offset = _offset_of(name)
+        return offset < self.start or self.to_ranges().at(offset) is not None
+
     def marks_below(self, start: int) -> list[str]:
         """Return the marks that another one has taken the place of."""
         return [name for name in self.marks if _offset_of(name) < start]

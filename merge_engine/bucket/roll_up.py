@@ -125,40 +125,47 @@ class RollUp:
 
     def _roll_up(self, runs: Sequence[Run]) -> None:
         try:
-            made = {run.range: (run.bases, encode_rolled(self._read(run))) for run in runs}
+            read = [(run, self._read(run)) for run in runs]
         except MissingObject:  # Cleaned, or rolled up by a former leader: next time.
             return
         hit("roll_up.read")
-        if not made:
+        if not read:
             return
         names = LogNames.of(self._storage.names())
         taken = names.to_ranges()
         self._confirm()
-        for rolled, (bases, data) in made.items():
+        for run, segments in read:
+            rolled = run.range
             if rolled.first < names.start or taken.between(*rolled):
                 continue
+            self._check_no_gap(run, segments)
             with suppress(MissingObject):  # Cleaned just now.
-                self._create(rolled, data)
+                self._create(rolled, encode_rolled(segments))
                 hit("roll_up.created")
-                self._finish(rolled, bases)
-                logger.info("%d segments of %s are in %s", len(bases), self._storage, rolled.name)
+                self._finish(rolled, run.bases)
+                logger.info(
+                    "%d segments of %s are in %s", len(run.bases), self._storage, rolled.name
+                )
 
     def _read(self, run: Run) -> list[SegmentBytes]:
-        """Read the segments of a run; LogGap unless they follow each other."""
+        """Read what stands at the names of a run."""
         found = []
         names = [segment_name(base) for base in run.bases]
         with reading_ahead(self._storage, names) as read:
             for name in names:
                 data = read(name)
                 found.append(SegmentBytes(decode_segment(name, data).header, data))
+        return found
+
+    def _check_no_gap(self, run: Run, segments: Sequence[SegmentBytes]) -> None:
+        """Raise LogGap unless the segments of a run follow each other."""
         ends = [*run.bases[1:], run.end]
-        for one, end in zip(found, ends, strict=True):
+        for one, end in zip(segments, ends, strict=True):
             if one.header.end_offset != end:
                 raise LogGap(
                     f"segment {segment_name(one.header.end_offset)} is missing from "
                     f"{self._storage}; restore it from a copy of the log"
                 )
-        return found
 
     def _create(self, rolled: RolledRange, data: bytes) -> None:
         """Create the object, and see that it is there, whole, before anything is deleted."""

@@ -159,6 +159,8 @@ class Bucket:
             except MissingObject:  # Cleaned or rolled up since.
                 continue
             except (Corrupt, UnknownFormat) as exc:
+                if LogNames.of(self._storage.names()).frees(name):
+                    continue  # Nobody reads it: cleaned or rolled up since, and a stray by now.
                 damaged = True
                 yield self._damage(f"log, {name}", exc, _LOG)
         if not damaged:

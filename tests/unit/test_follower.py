@@ -1,18 +1,22 @@
 """A bucket that is followed: warm, in nobody's way, and led from where it is."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from foundation.errors import Closed, Deposed, LogGap
+from foundation.errors import Closed, Deposed, LogGap, UnknownOutcome
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.follower import Follower
+from merge_engine.bucket.log import Log
 from merge_engine.bucket.options import BucketOptions
+from merge_engine.bucket.segment import Segment, SegmentKind, encode_segment, segment_name
 from merge_engine.encoding.stored_rows import SchemaHistory
 from tests.conftest import SUMS, rows_of
 from tests.support.buckets import add
+from tests.support.faulty_storage import FaultyStorage, done_but_unknown, not_done_and_unknown
 from tests.support.snapshot_world import MemoryStorage
 
 
@@ -95,11 +99,13 @@ def test_who_finds_only_while_it_leads_that_the_log_was_cleaned_deposes_nobody(
     assert leader.confirm() == leader.end_offset
 
 
-def test_while_nobody_leads_the_log_is_listed_once(
-    leader: Bucket, follower: Follower, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("puts", [0, 3])
+def test_while_nobody_leads_the_log_is_listed_once_and_once_for_all_that_is_new(
+    leader: Bucket, follower: Follower, monkeypatch: pytest.MonkeyPatch, puts: int
 ) -> None:
     """It may have many objects, and whoever is to lead it is waited for."""
-    add(leader, [2], [5])
+    for _ in range(puts):
+        add(leader, [2], [5])
     listed = []
     names = MemoryStorage.names
 
@@ -109,7 +115,7 @@ def test_while_nobody_leads_the_log_is_listed_once(
 
     monkeypatch.setattr(MemoryStorage, "names", noted)
     Bucket.led_from(follower).close()
-    assert len(listed) == 1
+    assert len(listed) == (2 if puts else 1)
 
 
 def test_a_warm_up_that_nobody_wants_any_more_ends(
@@ -168,3 +174,99 @@ def test_a_follower_goes_on_behind_what_was_rolled_up_meanwhile(
     assert rows_of(heir) == rows_of(leader) == {2: (211, None)}
     heir.close()
     leader.close()
+
+
+@pytest.mark.parametrize("freed", ["rolled up", "cleaned"])
+def test_a_zombie_settles_its_doubt_where_a_follower_stands_and_the_name_was_freed(
+    tmp_path: Path, freed: str
+) -> None:
+    """The view has each committed row; or it cannot be had from there, which is said."""
+    history, options = SchemaHistory([SUMS]), BucketOptions(roll_up_segments=8)
+
+    def opened(name: str, storage: FaultyStorage) -> Bucket:
+        return Bucket(storage, tmp_path / name, history, identity="bucket", options=options)
+
+    storage = FaultyStorage(tmp_path / "log")
+    faulty = FaultyStorage(tmp_path / "log")
+    zombie = opened("zombie", faulty)
+    add(zombie, [1], [10])
+    follower = Follower(storage, tmp_path / "f", history, identity="bucket", options=options)
+    faulty.faults = [done_but_unknown, not_done_and_unknown]
+    with pytest.raises(UnknownOutcome):
+        add(zombie, [77], [7])
+    leader = opened("leader", storage)
+    for _ in range(30):
+        add(leader, [2], [1])
+    leader.flush()
+    if freed == "cleaned":
+        leader.clean(leader.end_offset - 1)
+    while leader.roll_up(leader.end_offset):
+        pass
+    left: list[str] = []
+    faulty.delete = left.extend  # type: ignore[method-assign, assignment]
+    with pytest.raises(Deposed):
+        zombie.settled_end()
+    assert left, "it deletes its stray; here it dies before that"
+    assert {*left} <= {*storage.names()}
+    if freed == "cleaned":
+        with pytest.raises(LogGap, match="but the log starts at"):
+            follower.follow()
+    else:
+        assert follower.follow() > 0
+        assert follower.applied == leader.end_offset
+    follower.close()
+    if freed == "rolled up":
+        again = opened("f", storage)
+        assert rows_of(again) == rows_of(leader) == {1: (10, None), 2: (30, None), 77: (7, None)}
+        again.close()
+    for bucket in (zombie, leader):
+        bucket.close()
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_follower_that_lags_behind_what_was_rolled_up_takes_no_candidates_segment_there(
+    storage: MemoryStorage, tmp_path: Path, leads: bool
+) -> None:
+    """The candidate, which was paused before its create, is killed right after it."""
+    history, options = SchemaHistory([SUMS]), BucketOptions(roll_up_segments=8)
+    leader = Bucket(storage, tmp_path / "a", history, identity="bucket", options=options)
+    add(leader, [1], [10])
+    follower = Follower(storage, tmp_path / "b", history, identity="bucket", options=options)
+    candidate = Log(storage)
+    add(leader, [77], [7])
+    for number in range(20):
+        add(leader, [2, 100 + number], [1, 1])
+    while leader.roll_up(leader.end_offset):
+        pass
+    header = candidate._header(SegmentKind.LEADER, candidate.end)
+    storage.create(segment_name(candidate.end), encode_segment(Segment(header, {}, {})))
+    if not leads:
+        assert follower.follow() > 0
+        assert follower.applied == leader.end_offset
+    expected = rows_of(leader)
+    assert expected[77] == (7, None)
+    heir = Bucket.led_from(follower)
+    assert rows_of(heir) == expected
+    heir.close()
+    leader.close()
+
+
+def test_a_follower_that_could_not_apply_what_it_has_read_applies_it_the_next_time(
+    leader: Bucket, storage: MemoryStorage, tmp_path: Path
+) -> None:
+    asked = itertools.count(1)
+    follower = Follower(
+        storage,
+        tmp_path / "interrupted",
+        SchemaHistory([SUMS]),
+        identity="bucket",
+        go_on=lambda: next(asked) != 4,
+    )
+    for value in range(3):
+        add(leader, [2 + value], [1])
+    with pytest.raises(Closed):
+        follower.follow()
+    follower.follow()
+    heir = Bucket.led_from(follower)
+    assert rows_of(heir) == {1: (10, None), 2: (1, None), 3: (1, None), 4: (1, None)}
+    heir.close()

@@ -7,6 +7,7 @@ stays for ever, or finds out after its create that the offset was rolled up, or 
 import copy
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,22 @@ import pytest
 from foundation.errors import Deposed, StorageUnavailable, UnknownOutcome
 from merge_engine.bucket.log import Log
 from merge_engine.bucket.log_names import LogNames, RolledRanges
-from merge_engine.bucket.segment import SegmentHeader, SegmentKind, segment_name
+from merge_engine.bucket.segment import (
+    Segment,
+    SegmentHeader,
+    SegmentKind,
+    encode_segment,
+    segment_name,
+)
 from tests.support.faulty_storage import (
     FaultyStorage,
     done_but_unknown,
     not_done_and_unknown,
+    still_on_its_way,
     unreachable,
 )
 from tests.support.logs import write_of
-from tests.support.rolling import all_bytes, append_some, roll_up
+from tests.support.rolling import all_bytes, append_some, roll_up, seen
 
 Tidy = Callable[[Log, FaultyStorage], None]
 
@@ -161,21 +169,118 @@ def test_the_names_of_leaders_are_never_free(tmp_path: Path) -> None:
         assert {*leaders} <= {*LogNames.of(scene.storage.names()).bases}
 
 
-def test_what_a_zombie_leaves_in_a_rolled_range_is_deleted_the_next_time(tmp_path: Path) -> None:
-    scene, _ = world_of(tmp_path, rolled)
+@pytest.mark.parametrize("tidy", [rolled, cleaned, rolled_and_cleaned])
+def test_a_zombie_deletes_what_it_has_created_at_a_freed_name(tmp_path: Path, tidy: Tidy) -> None:
+    scene, _ = world_of(tmp_path, tidy)
     names = {*scene.storage.names()}
     before = all_bytes(scene.log)
-    left = []
     for header in scene.headers[1:9]:
         if header.kind is not SegmentKind.LEADER:
-            zombie = scene.in_doubt(header)
             with pytest.raises(Deposed):
-                zombie.append(write_of(7))
-            left.append(segment_name(header.base_offset))
-    assert {*scene.storage.names()} == {*names, *left}
+                scene.in_doubt(header).append(write_of(7))
+            assert {*scene.storage.names()} == names
+    assert all_bytes(scene.log) == all_bytes(Log(scene.storage)) == before
+
+
+def test_a_candidate_deletes_what_it_has_created_where_the_log_is_rolled_up(tmp_path: Path) -> None:
+    scene, kept = world_of(tmp_path, rolled)
+    names = {*scene.storage.names()}
+    for candidate in scene.candidates:
+        zombie = moved(candidate, kept, tmp_path / "copy")
+        term = zombie.lead()
+        assert {*zombie._storage.names()} == {*names, segment_name(term)}
+
+
+def test_a_leader_whose_own_term_was_rolled_up_meanwhile_does_not_free_its_name(
+    tmp_path: Path,
+) -> None:
+    """It is paused between its create and its look. Whoever led before it would come to the name,
+    if it were free, and be told that it has written."""
+    storage = FaultyStorage(tmp_path)
+    former = Log(storage)
+    former.lead()
+    append_some(former, 0, 3)
+
+    class Paused(FaultyStorage):
+        def create(self, name: str, data: bytes) -> None:
+            super().create(name, data)
+            if not heirs:
+                heirs.append(Log(storage))
+                heirs[0].lead()
+                append_some(heirs[0], 10, 5)
+                roll_up(heirs[0], storage)
+
+    heirs: list[Log] = []
+    paused = Log(Paused(tmp_path))
+    end = paused.end
+    assert paused.lead() == heirs[0].end
+    assert LogNames.of(storage.names()).to_ranges().at(end) is not None
+    with pytest.raises(Deposed):
+        former.append(write_of(7))
+
+
+def test_what_arrives_late_in_a_rolled_range_is_deleted_the_next_time(tmp_path: Path) -> None:
+    scene, _ = world_of(tmp_path, nothing)
+    doubtful = [one for one in scene.headers[1:9] if one.kind is not SegmentKind.LEADER]
+    for header in doubtful:
+        zombie = scene.in_doubt(header)
+        scene.storage.faults = [still_on_its_way]
+        with pytest.raises(UnknownOutcome):
+            zombie.append(write_of(7))
+    roll_up(scene.log, scene.storage)
+    names = {*scene.storage.names()}
+    before = all_bytes(scene.log)
+    scene.storage.deliver_late()
+    assert {*scene.storage.names()} == {
+        *names,
+        *(segment_name(one.base_offset) for one in doubtful),
+    }
     assert all_bytes(scene.log) == all_bytes(Log(scene.storage)) == before
     roll_up(scene.log, scene.storage)
     assert {*scene.storage.names()} == names
+
+
+@pytest.mark.parametrize("kind", [SegmentKind.EMPTY, SegmentKind.LEADER, SegmentKind.WRITE])
+def test_who_looked_before_the_log_was_rolled_up_reads_no_stray(
+    tmp_path: Path, kind: SegmentKind
+) -> None:
+    """Whatever came to the names that were freed, and whichever way the log is read."""
+    scene, _ = world_of(tmp_path, nothing)
+    expected = seen(scene.log)
+    readers = [Log(scene.storage) for _ in expected]
+    roll_up(scene.log, scene.storage)
+    names = scene.storage.names()
+    for one in scene.headers:
+        name = segment_name(one.base_offset)
+        if name not in names and scene.log._rolled.at(one.base_offset):
+            stray = write_of(7, 8, 9)
+            header = replace(
+                stray.header, kind=kind, base_offset=one.base_offset, term=9_999, nonce="stray"
+            )
+            if kind is SegmentKind.WRITE:
+                stray = replace(stray, header=header)
+            else:
+                stray = Segment(replace(header, rows=0, column_ids=()), {}, {})
+            scene.storage.create(name, encode_segment(stray))
+    for reader, way in zip(readers, expected, strict=True):
+        assert seen(reader)[way] == expected[way]
+    assert seen(Log(scene.storage)) == expected
+    # A leader asks whether it led when the log ended somewhere, and finds a stray there.
+    for one in scene.headers:
+        if one.term == scene.log.term:
+            scene.log.confirm_at(one.base_offset)
+
+
+def test_a_damaged_stray_is_no_damage(tmp_path: Path) -> None:
+    scene, _ = world_of(tmp_path, nothing)
+    before = all_bytes(scene.log)
+    reader, follower = Log(scene.storage), scene.candidates[1]
+    roll_up(scene.log, scene.storage)
+    scene.storage.create(segment_name(follower.end), b"not a segment")
+    assert all_bytes(reader) == before
+    assert list(follower.newer()) == []
+    assert follower.has_gone_on()
+    assert follower.end == scene.log.end
 
 
 def test_while_the_leader_rolls_up_a_candidate_that_looked_before_leads_after_all(
