@@ -2,6 +2,7 @@
 
 allocator    memory that is freed is kept for what comes next
 arguments    what callers hand over, checked where it comes in
+background   what threads do that nobody waits for: what fails there ends nothing
 command_line the entry point of the command, which loads the command line and runs it
 deadlines    until when a call may take, however many others it makes on its way
 durations    how long, as people write it

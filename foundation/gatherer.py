@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
+from foundation.background import surviving
 from foundation.deadlines import remaining
 
 Item = TypeVar("Item")
@@ -74,7 +75,9 @@ class _Group(Generic[Item, Result]):
         self._wake_next()
         for one in self.asked:
             if one.tell is not None:
-                one.tell(one.result, error)
+                # In the thread of all: what one of them does with it must not end that.
+                with surviving("telling a result"):
+                    one.tell(one.result, error)
 
     def _wake_next(self) -> None:
         with suppress(RuntimeError):  # Another one has done so.

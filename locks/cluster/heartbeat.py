@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from foundation.background import surviving
 from foundation.errors import SessionLost, TallybookError
 
 logger = logging.getLogger(__name__)
@@ -91,9 +92,11 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._store.session_timeout_s / _BEATS_PER_TIMEOUT):
-            try:
-                self.beat()
-            except SessionLost:
-                self.stop()
-            except TallybookError as exc:
-                logger.info("ZooKeeper does not answer: %s", exc)
+            # A heart that stops for good is a server that refuses everything and does not leave.
+            with surviving("the heartbeat"):
+                try:
+                    self.beat()
+                except SessionLost:
+                    self.stop()
+                except TallybookError as exc:
+                    logger.info("ZooKeeper does not answer: %s", exc)

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from foundation.background import surviving
 from foundation.errors import TallybookError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ class Renewal:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval_s):
-            try:
-                self._renew()
-            except TallybookError as exc:
-                logger.info("a lock was not renewed: %s", exc)
+            with surviving("renewing a lock"):
+                try:
+                    self._renew()
+                except TallybookError as exc:
+                    logger.info("a lock was not renewed: %s", exc)

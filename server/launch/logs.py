@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from foundation.background import failed
+
 logger = logging.getLogger(__name__)
 
 # What a server says on standard error, in plain words, when it ends before it has begun.
@@ -57,6 +59,7 @@ def _log_thread_error(error: threading.ExceptHookArgs) -> None:
         name = error.thread.name if error.thread is not None else "a thread"
         exc_info = (error.exc_type, error.exc_value, error.exc_traceback)
         logger.critical("%s died of an error", name, exc_info=exc_info)
+        failed(name, error.exc_value, log=False)
 
 
 def last_words(path: Path, since: int = 0) -> str:

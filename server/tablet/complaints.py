@@ -33,8 +33,8 @@ class Complaints:
         self._open: dict[str, _Complaint] = {}
         self._ended: deque[tuple[float, str, _Complaint]] = deque(maxlen=_MOST_KEPT)
 
-    def complain(self, about: str, text: str) -> None:
-        """Say that something is wrong, unless that was just said."""
+    def complain(self, about: str, text: str, error: BaseException | None = None) -> None:
+        """Say that something is wrong, unless that was just said; `error`: with its traceback."""
         now_s = self._clock_s()
         with self._lock:
             known = self._open.get(about)
@@ -45,8 +45,10 @@ class Complaints:
                 if known.text == text and now_s - known.said_s < _AGAIN_S:
                     return
                 known.text, known.said_s = text, now_s
-            again = f" ({known.times} times in {now_s - known.since_s:.0f} s)"
-        self._logger.error("%s: %s%s", about, text, again if known.times > 1 else "")
+            again = ""
+            if known.times > 1:
+                again = f" ({known.times} times in {now_s - known.since_s:.0f} s)"
+        self._logger.error("%s: %s%s", about, text, again, exc_info=error)
 
     def over(self, about: str) -> None:
         """Say that it is over, if anything was said."""

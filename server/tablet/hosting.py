@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from foundation.allocator import keep_freed_memory
+from foundation.background import surviving
 from foundation.errors import LogGap, NotLeader, TallybookError
 from foundation.ids import BucketId, LeadKey
 from locks.snapshots.list_records import ListedSnapshot
@@ -173,6 +174,7 @@ class Hosting:
 
         As `open` does, but nobody is told, and nothing is written. Closed if `go_on` says no.
         """
+        self._close_ended(key)  # If that failed: until it is closed, its view cannot be opened.
         follower = self._begin(key, read_snapshots, read_table, go_on, gently=True)
         with self._lock:
             self._followers[key] = follower
@@ -201,6 +203,7 @@ class Hosting:
         older than the log, or so old that it takes less, it is restored from a snapshot. Closed if
         `go_on` says no before it leads.
         """
+        self._close_ended(key)
         with self._lock:
             follower = self._followers.pop(key, None)
         if follower is None:
@@ -326,11 +329,19 @@ class Hosting:
     def close(self, key: LeadKey) -> None:
         """Stop serving a bucket, and close it; calls that are under way end first."""
         self.end(key)
-        with self._lock:
-            led = self._ended.pop(key, None)
-        if led is not None:
+        self._close_ended(key)
+
+    def _close_ended(self, key: LeadKey) -> None:
+        """Close what is no longer served; what fails is still there for the next to close it."""
+        led = self._ended.get(key)
+        if led is None:
+            return
+        try:
             self._before_close(key)
+        finally:
             led.bucket.close()
+        with self._lock:
+            self._ended.pop(key, None)
 
     def drop(self, key: LeadKey) -> None:
         """Close a bucket whose table or partition was dropped, and delete its view.
@@ -369,8 +380,6 @@ class Hosting:
         with self._lock:
             keys = [*self._buckets, *self._ended, *self._followers]
         for key in keys:
-            try:
-                self.cool(key)
-                self.close(key)
-            except Exception:
-                logger.exception("bucket %s did not close", key)
+            for close in (self.cool, self.close):
+                with surviving("closing a bucket"):
+                    close(key)

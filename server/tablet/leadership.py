@@ -9,9 +9,11 @@ has warmed up and asks for it, or when there is nobody to wait for: until then i
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from foundation.background import failed, surviving
 from foundation.errors import SessionLost, TallybookError
 from foundation.failpoints import hit
 from foundation.ids import BucketId, LeadKey
@@ -37,6 +39,9 @@ logger = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 1.0
 _CLOSE_DEADLINE_S = 5.0
 _WAIT_S = 0.1
+_LOOKING = "it cannot look who should lead what"
+_ASIDE = "it cannot say whether it stands aside"
+_SWEEPING = "views of what was dropped are not deleted"
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class Leadership:
         self._server = server
         self._hosting = hosting
         self._aside = aside
+        self._complaints = complaints
         self._settle_s = config.settle_s
         self._clock_s = clock_s
         self._leads = Leads(coordinator.leaders, server)
@@ -87,7 +93,7 @@ class Leadership:
         self._handing: set[LeadKey] = set()
         self._owed: set[LeadKey] = set()
         self._worth_looking = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         # One look at a time; whoever drains waits for what it finds.
         self._reconciling = threading.RLock()
         self._changed = threading.Condition()
@@ -100,10 +106,40 @@ class Leadership:
 
     def run(self) -> None:
         """Keep in line until stopped, or until the session is lost: then SessionLost."""
-        while not self._stopping:
+        while not self._stopping.is_set():
             self._worth_looking.clear()  # Before looking: a change from here on sets it again.
+            if self._looked():
+                self._worth_looking.wait(self._until_next_look_s())
+            else:
+                self._stopping.wait(_LOOK_AGAIN_S)
+
+    def _looked(self) -> bool:
+        """Look; whether that went well. What it leads is served, whatever went wrong with it.
+
+        Only with its session a server leaves the cluster: else one error would cost all its leads.
+        """
+        with self._complaining(_LOOKING):
             self.reconcile()
-            self._worth_looking.wait(self._until_next_look_s())
+            return True
+        return False
+
+    @contextmanager
+    def _complaining(self, about: str, counted: str = "leading") -> Iterator[None]:
+        """Go on after what fails here, which is tried again with the next look; but SessionLost.
+
+        `counted`: one of few names, for what nobody foresaw.
+        """
+        try:
+            yield
+        except SessionLost:
+            raise
+        except TallybookError as exc:
+            self._complaints.complain(about, str(exc))
+        except Exception as exc:
+            self._complaints.complain(about, repr(exc), exc)
+            failed(counted, exc, log=False)
+        else:
+            self._complaints.over(about)
 
     def look_again(self) -> None:
         """Say that something may have changed."""
@@ -118,7 +154,7 @@ class Leadership:
         if len(self._coordinator.servers.all()) <= 1:
             return
         self._aside.leave()
-        self.reconcile()
+        self._looked()
         with self._changed:
             while (
                 (self._hosting.led() or self._handing)
@@ -130,7 +166,7 @@ class Leadership:
     def stop(self) -> None:
         """Give everything up, as far as ZooKeeper still answers."""
         with self._reconciling:  # Whoever ends the session waits for it.
-            self._stopping = True
+            self._stopping.set()
             self._openings.stop()
             self._hosting.close_all()
             try:
@@ -143,7 +179,7 @@ class Leadership:
     def close(self) -> None:
         """End the threads of a session that is over; not before a hand-over has ended."""
         with self._reconciling:
-            self._stopping = True
+            self._stopping.set()
         self._openings.stop()
         for thread in self._closing:
             thread.join(_CLOSE_DEADLINE_S)
@@ -157,7 +193,7 @@ class Leadership:
     def reconcile(self) -> None:
         """Look who should lead what, and act on it; what takes time goes on in the background."""
         with self._reconciling:
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             if self._picture.look():
                 self._placed = None
@@ -165,14 +201,16 @@ class Leadership:
             if self._server not in members.live:  # Nobody would ever give it a bucket again.
                 raise SessionLost(f"the node of session {self._server.name} is gone; join again")
             self._note(members)
-            self._aside.look(members)
+            with self._complaining(_ASIDE):
+                self._aside.look(members)
             placed = self._placed
             if placed is None:
                 placed = self._placed = self._place(members)
                 self._unswept = True
             self._let_go(placed)
             self._forget(self._picture.tables)
-            self._sweep(placed)
+            with self._complaining(_SWEEPING):
+                self._sweep(placed)
             self._want(sorted(placed.ours.difference(self._hosting.led(), self._handing)))
         with self._changed:
             self._changed.notify_all()
@@ -251,10 +289,10 @@ class Leadership:
             if not self._openings.claim(key):
                 continue
             end = self._hosting.drop if key in dropped else self._hosting.close
+            # One that does not close is not served, and its node is free, as that of any other.
             try:
-                end(key)
-            except TallybookError:
-                logger.exception("bucket %s did not close", key)
+                with self._complaining(f"bucket {key} does not close", "closing a bucket"):
+                    end(key)
             finally:
                 self._openings.release(key)
             gone.add(key)
@@ -313,7 +351,9 @@ class Leadership:
             logger.info("handed bucket %s over to session %s", key, session)
         finally:
             self._handing.discard(key)
-            thread = threading.Thread(target=self._close, args=(key,), daemon=True)
+            thread = threading.Thread(
+                target=self._close, args=(key,), name="tallybook-close", daemon=True
+            )
             thread.start()
             self._closing = [*(one for one in self._closing if one.is_alive()), thread]
             with self._changed:
@@ -322,11 +362,18 @@ class Leadership:
 
     def _end(self, key: LeadKey) -> None:
         """Stop serving a bucket, after what is under way; but for what hangs in the log store."""
-        ending = threading.Thread(target=self._hosting.end, args=(key,), daemon=True)
+
+        def end() -> None:
+            with surviving("ending a bucket"):
+                self._hosting.end(key)
+                ended.set()
+
+        ended = threading.Event()
+        ending = threading.Thread(target=end, name="tallybook-end", daemon=True)
         ending.start()
         while ending.is_alive() and not self._aside.is_unable:
             ending.join(_WAIT_S)
-        if ending.is_alive():
+        if not ended.is_set():
             self._hosting.end(key, at_once=True)
 
     def _why_not(self, key: LeadKey, session: str) -> str | None:
@@ -343,9 +390,8 @@ class Leadership:
     def _close(self, key: LeadKey) -> None:
         """Close a bucket that is led elsewhere by now; its view stays for when it comes back."""
         try:
-            self._hosting.close(key)
-        except Exception:
-            logger.exception("bucket %s did not close", key)
+            with self._complaining(f"bucket {key} does not close", "closing a bucket"):
+                self._hosting.close(key)
         finally:
             self._openings.release(key)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from foundation.background import surviving
 from foundation.errors import (
     Closed,
     Deposed,
@@ -98,12 +99,11 @@ class Maintenance:
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_S):
-            try:
-                self.look()
-            except TallybookError as exc:
-                logger.info("maintenance waits: %s", exc)
-            except Exception:
-                logger.exception("maintenance failed, and is tried again")
+            with surviving("maintenance"):
+                try:
+                    self.look()
+                except TallybookError as exc:
+                    logger.info("maintenance waits: %s", exc)
 
     def look(self) -> None:
         """Do what is due; what fails for one bucket or table keeps none of the others from it."""

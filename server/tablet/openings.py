@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from foundation.background import failed, surviving
 from foundation.errors import (
     Closed,
     CorruptRecord,
@@ -169,17 +170,27 @@ class Openings:
             thread.start()
 
     def _run(self, pick: Callable[[], LeadKey | None], work: Callable[[LeadKey], None]) -> None:
-        while True:
+        while not self._stopping:
+            with surviving("opening buckets"):
+                self._work_on_next(pick, work)
+                continue
             with self._changed:
-                while (key := pick()) is None and not self._stopping:
-                    self._changed.wait(_FIRST_PAUSE_S)  # One that had to pause may be due.
-                if key is None or self._stopping:
-                    return
-                self._busy.add(key)
-            try:
-                self._try(key, work)
-            finally:
-                self.release(key)
+                self._changed.wait(_FIRST_PAUSE_S)
+
+    def _work_on_next(
+        self, pick: Callable[[], LeadKey | None], work: Callable[[LeadKey], None]
+    ) -> None:
+        with self._changed:
+            key = None
+            while not self._stopping and (key := pick()) is None:
+                self._changed.wait(_FIRST_PAUSE_S)  # One that had to pause may be due.
+            if key is None or self._stopping:
+                return
+            self._busy.add(key)
+        try:
+            self._try(key, work)
+        finally:
+            self.release(key)
 
     def _pick_taken(self) -> LeadKey | None:
         """Return the bucket to be opened next: one that was asked for, if there is one."""
@@ -215,7 +226,7 @@ class Openings:
             # log that is damaged; and if it is this machine, its operator sees it in the status.
             self._fail(key, str(exc))
         except Exception as exc:
-            logger.exception("bucket %s cannot be opened", key)
+            failed("opening a bucket", exc)
             self._fail(key, repr(exc))
 
     # --- One bucket -------------------------------------------------------------------------------

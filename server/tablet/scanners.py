@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
+from foundation.background import surviving
 from foundation.errors import NotLeader, TooManyScanners, UnknownOrExpiredScannerError
 from foundation.ids import LeadKey
 from merge_engine.schema.schema import Column
@@ -209,7 +210,8 @@ class Scanners:
 
     def _reap(self) -> None:
         while not self._closed.wait(min(self._limits.ttl_s / 4, _LONGEST_PAUSE_S)):
-            self.reap()
+            with surviving("closing scanners that are not used"):
+                self.reap()
 
 
 def unknown(scanner_id: str) -> UnknownOrExpiredScannerError:

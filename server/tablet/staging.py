@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import xxhash
 
+from foundation.background import surviving
 from foundation.errors import BadRequest, StagedPutLost, TallybookError, UnknownTable
 from foundation.ids import BucketId
 from locks.coordinator import Coordinator
@@ -266,10 +267,8 @@ class Staging:
 
     def _reap(self) -> None:
         while not self._closed.wait(min(self._ttl_s / 4, _LONGEST_PAUSE_S)):
-            try:
+            with surviving("forgetting uploads that nobody needs"):
                 self.reap()
-            except Exception:
-                logger.exception("uploads that nobody needs are left for later")
 
 
 def is_needed(put: PutChunk, coordinator: Coordinator) -> bool:

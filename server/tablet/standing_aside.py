@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from foundation.background import surviving
 from foundation.errors import TallybookError
 from locks.cluster.servers import LEAVING, Members, Server, Servers
 from server.tablet.complaints import Complaints
@@ -89,8 +90,9 @@ class StandingAside:
             self._probing.start()
 
     def _try(self) -> None:
-        try:
-            self._probe()
-        except TallybookError:
-            return
-        self._health.answered()
+        with surviving("trying the log store"):
+            try:
+                self._probe()
+            except TallybookError:
+                return
+            self._health.answered()

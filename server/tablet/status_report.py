@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from foundation import background
 from foundation.errors import NotLeader
 from foundation.versions import version_of
 from merge_engine.bucket.log import wall_clock_ms
@@ -46,6 +47,7 @@ class StatusReport:
         gauge("working_set_bytes", lambda: {(): hosting.memory.used_bytes})
         gauge("disk_bytes", lambda: {(): _disk(views).total})
         gauge("disk_free_bytes", lambda: {(): _disk(views).free})
+        gauge("background_failures_total", _background_failures)
         gauge("problems", lambda: {(): len(self._complaints.all())})
         gauge("log_end_offset", self._end_offsets)
         gauge("owner_epoch", self._owner_epochs)
@@ -126,3 +128,7 @@ def _disk(directory: Path) -> "shutil._ntuple_diskusage":
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     return shutil.disk_usage(directory)
+
+
+def _background_failures() -> dict[Labels, float]:
+    return {(("what", what),): count for what, count in background.failures().items()}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from foundation.background import surviving
 from foundation.errors import InvalidInput, NotLeader, TallybookError
 from foundation.ids import LeadKey
 from locks.catalog.tables import create_if_missing
@@ -180,14 +181,16 @@ class TabletServer:
         """
         if self._stopping.is_set():
             return
-        self._drain()
+        with surviving("handing over"):
+            self._drain()
         if not self._admission.close(_STOP_DEADLINE_S):
             logger.warning("puts are still under way after %g s", _STOP_DEADLINE_S)
         self._stopping.set()
         self._maintenance.stop()
         leadership = self._leadership
         if leadership is not None:
-            leadership.stop()
+            with surviving("giving up leads"):
+                leadership.stop()
         if self._thread.ident is not None:
             self._thread.join()
         self._hosting.close_all()
@@ -224,7 +227,8 @@ class TabletServer:
             # Whoever stopped it meanwhile found no leads that it could have ended.
             if joined and not self._stopping.is_set():
                 self._lead()
-            self._leave()
+            with surviving("leaving the cluster"):
+                self._leave()
             if self._failed is not None:
                 self._joined.set()
             self._stopping.wait(_RECONNECT_S if joined else _JOIN_AGAIN_S)
@@ -302,7 +306,8 @@ class TabletServer:
             heartbeat.stop()
         leadership, self._leadership = self._leadership, None
         if leadership is not None:
-            leadership.close()
+            with surviving("ending the leads of a session"):
+                leadership.close()
         self._hosting.close_all()
         self._coordinator = None
         store, self._store = self._store, None
