@@ -12,6 +12,7 @@ forks        what must not be touched in a process that was forked from one that
 formats      tables of versions, by which whatever is stored or sent is read
 gatherer     calls that come while one is under way wait for it, and then go together, as one
 ids          names of things that all packages speak of: buckets, and the tokens of batches
+open_files   how many files this process may have open
 parallel     the same call for many items, on a pool of threads
 stop_signals SIGTERM and SIGINT as something to wait for, in whichever thread they arrive
 suggestions  the nearest known name, for errors about an unknown one

@@ -30,6 +30,7 @@ from rocksdict import (
 
 from foundation import forks
 from foundation.errors import TallybookError
+from foundation.open_files import limits
 from merge_engine.bucket.rocksdb_errors import closed, translated, translation
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,23 @@ logger = logging.getLogger(__name__)
 LIBRARY = "RocksDB"
 
 Items = Iterator[tuple[bytes, bytes]]
+
+
+# Lock, log, manifest, write-ahead log, directory, and a file of rows.
+FILES_OF_A_BUCKET = 6
+# RocksDB keeps all files of its rows open. The databases of a process together have this share of
+# the files that it may have open: of equal size, they stay far below the limit, for each takes
+# less the more there are. The rest is for what they need besides, logs, and connections.
+_SHARE = 4
+# RocksDB keeps them by 64 shards, and one in each, however few it may have.
+_LEAST_FILES = 64
+_opened: "WeakSet[Database]" = WeakSet()
+
+
+def _files_for_another() -> int:
+    """Return how many files of rows the next database may have open; it opens others in turn."""
+    soft, _ = limits()
+    return max(_LEAST_FILES, soft // _SHARE // (len(_opened) + 1))
 
 
 class Pin(Protocol):
@@ -64,11 +82,13 @@ class Database:
         self._pins: WeakSet[Pin] = WeakSet()
         self._process = os.getpid()
         forks.use(LIBRARY)
+        options.set_max_open_files(_files_for_another())
         with translated(path):
             if not read_only:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._rdict: Rdict | None = Rdict(str(path), options, access_type=access)
         forks.hold(self)
+        _opened.add(self)
 
     @property
     def is_closed(self) -> bool:
@@ -118,6 +138,7 @@ class Database:
         with self._ending:
             if self._rdict is None:
                 return
+            _opened.discard(self)
             for pin in list(self._pins):
                 pin.let_go()
             rdict, self._rdict = self._rdict, None

@@ -12,6 +12,7 @@ from typing import TypeVar
 from foundation.allocator import keep_freed_memory
 from foundation.errors import Closed, InvalidInput
 from foundation.ids import BucketId
+from foundation.open_files import raise_limit
 from foundation.parallel import WAITING_THREADS, map_all
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.options import BucketOptions
@@ -30,6 +31,7 @@ class OpenBuckets:
 
     def __init__(self, catalog: Catalog, view_directory: Path, options: BucketOptions) -> None:
         keep_freed_memory()
+        raise_limit()
         self._catalog = catalog
         self._view_directory = view_directory
         self._options = options

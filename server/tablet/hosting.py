@@ -13,6 +13,7 @@ from foundation.allocator import keep_freed_memory
 from foundation.background import surviving
 from foundation.errors import LogGap, NotLeader, TallybookError
 from foundation.ids import BucketId, LeadKey
+from foundation.open_files import raise_limit
 from locks.snapshots.list_records import ListedSnapshot
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.follower import Follower
@@ -65,6 +66,7 @@ class Hosting:
         self._views = views
         self._options = options
         keep_freed_memory()
+        raise_limit()
         self._cache = options.to_cache()
         self.memory = options.to_memory()
         self._lock = threading.Lock()

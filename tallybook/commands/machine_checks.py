@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foundation.errors import ServerNotStarted
+from foundation.open_files import limits
 from foundation.versions import version_of
 from locks.store.embedded_zookeeper import find_java
+from merge_engine.bucket.database import FILES_OF_A_BUCKET
 from tallybook.commands.checks import Finding, fine, warning, wrong
 from tallybook.commands.output import size
 
@@ -19,6 +21,7 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_JAVA = 17
 _JAVA_DEADLINE_S = 20.0
 _LITTLE_FREE, _TOO_LITTLE_FREE = 10 << 30, 1 << 30
+_FEW_FILES = 16_384
 _PACKAGES = ("tallybook", "pyarrow", "rocksdict", "kazoo", "obstore")
 
 
@@ -27,6 +30,7 @@ def check_machine(*, ports: Sequence[int], views: Sequence[Path]) -> list[Findin
     return [
         check_versions(),
         check_java(),
+        check_open_files(),
         *map(check_port, ports),
         *(check_disk("disk of the views", directory) for directory in views),
     ]
@@ -72,6 +76,20 @@ def check_java() -> Finding:
     if int(number[1]) < OLDEST_JAVA:
         return wrong("Java", found, "Java 17 or newer is needed: set JAVA_HOME to one")
     return fine("Java", found)
+
+
+def check_open_files() -> Finding:
+    """Return how many files a server may have open here: it raises its limit to the hard one."""
+    _, hard = limits()
+    found = f"{hard:,} for a server that is started here"
+    if hard < _FEW_FILES:
+        return warning(
+            "open files",
+            found,
+            f"for more than {hard // FILES_OF_A_BUCKET // 2:,} buckets on a server raise the hard "
+            "limit: LimitNOFILE= of systemd, --ulimit nofile= of Docker, /etc/security/limits.conf",
+        )
+    return fine("open files", found)
 
 
 def check_port(port: int) -> Finding:
