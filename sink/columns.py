@@ -84,7 +84,8 @@ class DefinitionWatch:
         """
         try:
             if coordinator.store is not self._store:  # A watch goes with its session.
-                coordinator.store.watch(table_path(table.table_id), self._changed.set)
+                where = table_path(table.table_id)
+                coordinator.store.watch(where, self._changed.set, until_deleted=True)
                 self._store = coordinator.store
             if self._changed.is_set():
                 self._changed.clear()

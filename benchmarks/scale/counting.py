@@ -76,12 +76,12 @@ class CountingStore:
     def now_ms(self) -> int:
         return self._store.now_ms()
 
-    def watch(self, path: str, changed: Callable[[], None]) -> None:
+    def watch(self, path: str, changed: Callable[[], None], *, until_deleted: bool = False) -> None:
         def told() -> None:
             self._add(Counts(events=1))
             changed()
 
-        self._store.watch(path, told)
+        self._store.watch(path, told, until_deleted=until_deleted)
 
     def check_session(self) -> None:
         self._store.check_session()

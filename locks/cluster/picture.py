@@ -96,10 +96,11 @@ class ClusterPicture:
         ids = set(numbered_children(self._store, IDS))
         for table_id in set(self.tables) - ids:
             del self.tables[table_id], self.partitions[table_id]
+        self._watched &= ids  # Those of others end with what they watch: no id comes twice.
         for table_id in sorted(ids - self._watched):
             told = partial(self._tell, _Told(tables=frozenset({table_id})))
-            self._store.watch(table_path(table_id), told)
-            self._store.watch(partitions_path(table_id), told)
+            self._store.watch(table_path(table_id), told, until_deleted=True)
+            self._store.watch(partitions_path(table_id), told, until_deleted=True)
             self._watched.add(table_id)
 
     def _read_tables(self, ids: frozenset[int]) -> None:

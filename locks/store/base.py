@@ -106,8 +106,11 @@ class CoordinationStore(Protocol):
     def now_ms(self) -> int:
         """Return the store's clock, by writing to it. It may step back: it is somebody's clock."""
 
-    def watch(self, path: str, changed: Callable[[], None]) -> None:
+    def watch(self, path: str, changed: Callable[[], None], *, until_deleted: bool = False) -> None:
         """Call back, from some thread, after the node or its children may have changed.
+
+        `until_deleted`: the node is there, and is never made anew once it was deleted. That is told
+        as the last change, and the watch is over: it would be kept for ever otherwise.
 
         Called once at registration, then for every change or for several at once, and after a lost
         connection once it is back. What is read after a call back is watched: a later change is

@@ -6,6 +6,7 @@ Several sessions share one `MemoryCoordination`; its clock moves only when it is
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from foundation.errors import SessionLost
 from locks.store.base import (
@@ -31,13 +32,22 @@ class Stored:
     session: int | None = None
 
 
+class _Watch(NamedTuple):
+    """Whom to call after a node has changed; `until_deleted`: and no more after it was deleted."""
+
+    session: int
+    path: str
+    changed: Callable[[], None]
+    until_deleted: bool
+
+
 @dataclass
 class MemoryCoordination:
     """The nodes that sessions share, and the clock."""
 
     clock_ms: int = 1_000_000
     nodes: dict[str, Stored] = field(default_factory=dict)
-    watches: list[tuple[int, str, Callable[[], None]]] = field(default_factory=list)
+    watches: list["_Watch"] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     live_sessions: set[int] = field(default_factory=set)
     sessions: int = 0
@@ -75,14 +85,18 @@ class MemoryCoordination:
             self.live_sessions.discard(session)
             gone = [path for path, node in self.nodes.items() if node.session == session]
             self.nodes = {path: node for path, node in self.nodes.items() if path not in gone}
-            self.watches = [watch for watch in self.watches if watch[0] != session]
+            self.watches = [watch for watch in self.watches if watch.session != session]
             watchers = self.watchers_of({*gone, *map(_parent, gone)})
         for changed in watchers:
             changed()
 
     def watchers_of(self, paths: set[str]) -> list[Callable[[], None]]:
         """Return whom to call after these nodes, or their lists of children, changed."""
-        return [changed for _, path, changed in self.watches if path in paths]
+        told = [watch.changed for watch in self.watches if watch.path in paths]
+        self.watches = [
+            watch for watch in self.watches if not watch.until_deleted or watch.path in self.nodes
+        ]
+        return told
 
 
 class MemoryStore:
@@ -149,10 +163,12 @@ class MemoryStore:
             self.check_session()
             return self._shared.now_ms()
 
-    def watch(self, path: str, changed: Callable[[], None]) -> None:
+    def watch(self, path: str, changed: Callable[[], None], *, until_deleted: bool = False) -> None:
         with self._shared.lock:
             self.check_session()
-            self._shared.watches.append((self.session, path, changed))
+            if not until_deleted or path in self._shared.nodes:
+                watch = _Watch(self.session, path, changed, until_deleted)
+                self._shared.watches.append(watch)
         changed()
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class ZooKeeperStore:
         self._deadline_s = deadline_s
         self._lost = threading.Event()
         self._ending = threading.Lock()
-        self._watches: list[Watch] = []
+        self._watches: set[Watch] = set()
         # kazoo's own chroot has to exist before it can be used; ours is a prefix.
         servers, slash, chroot = hosts.partition("/")
         self._root = f"{slash}{chroot}".rstrip("/")
@@ -232,10 +232,11 @@ class ZooKeeperStore:
                 raise self._session_lost()
             _check_results(operations, results)
 
-    def watch(self, path: str, changed: Callable[[], None]) -> None:
+    def watch(self, path: str, changed: Callable[[], None], *, until_deleted: bool = False) -> None:
         self.check_session()
-        watch = Watch(self._client, self._root + path, changed)
-        self._watches.append(watch)
+        over = self._watches.discard if until_deleted else None
+        watch = Watch(self._client, self._root + path, changed, over)
+        self._watches.add(watch)
         watch.arm()
 
     @property

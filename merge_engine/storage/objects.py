@@ -84,6 +84,9 @@ class ObjectStorage(Protocol):
     def child(self, path: str) -> "ObjectStorage":
         """Return the storage below this one, under `path`."""
 
+    def remove_empty(self, path: str) -> None:
+        """Remove what is left of a place below this one that has no objects: empty directories."""
+
 
 class LocalStorage:
     """A directory. An object appears under its name whole, or not at all.
@@ -194,6 +197,16 @@ class LocalStorage:
         except OSError as exc:
             raise StorageUnavailable(f"{self._directory}: {exc.strerror}") from exc
 
+    def remove_empty(self, path: str) -> None:
+        place = self._directory / path
+        for directory, *_ in os.walk(place, topdown=False):
+            with suppress(OSError):  # Somebody has something there.
+                os.rmdir(directory)
+        # And those above it, each if this was the last in it.
+        with suppress(OSError):
+            while (place := place.parent) != self._directory:
+                place.rmdir()
+
     def child(self, path: str) -> "LocalStorage":
         return LocalStorage(self._directory / path)
 
@@ -257,6 +270,9 @@ class RemoteStorage:
         except Exception as exc:
             more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
             raise StorageUnavailable(f"{paths[0]}{more}: {_first_line(exc)}") from exc
+
+    def remove_empty(self, path: str) -> None:
+        """Nothing: names are all there is."""
 
     def child(self, path: str) -> "RemoteStorage":
         return RemoteStorage(self._store, self._prefix + path)

@@ -108,9 +108,17 @@ class FencedWriters:
         known.sealed = max(known.sealed, batch)
 
     def owners(self) -> dict[str, int]:
-        """Return the fenced owners and their epochs, for people."""
+        """Return the owners that were the last to be fenced for a column, and their epochs.
+
+        For people, who want to know who may write: of former owners there may be any number.
+        """
         # Copied at once: whoever asks does not wait for the bucket.
-        return {owner: known.epoch for owner, known in self._known.copy().items()}
+        known, epochs = self._known.copy(), self._epochs.copy()
+        return {
+            owner: one.epoch
+            for owner, one in known.items()
+            if any(epochs.get(column) == one.epoch for column in one.columns.copy())
+        }
 
     def _find(self, writer: Writer) -> _Known:
         known = self._known.get(writer.owner)

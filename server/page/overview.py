@@ -5,7 +5,7 @@ often than the rest.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from foundation.ids import BucketId
@@ -19,6 +19,9 @@ from server.client.cluster import Cluster
 from server.protocol.definitions import ClusterTable
 
 SNAPSHOTS_S = 30.0
+
+# Of owners that hold nothing any more, so many are told of, for so long after their last sign.
+_FORMER_TOLD, _FORMER_MS = 50, 24 * 3_600_000
 
 NO_SERVER = "no server leads it"
 
@@ -42,7 +45,9 @@ class Overview:
         coordinator = self._cluster.coordinator
         servers = self._ask_servers(self._cluster.server_addresses())
         now_ms = coordinator.store.now_ms()
-        tables = [self._table(table, servers, now_ms) for table in coordinator.tables.all()]
+        existing = coordinator.tables.all()
+        tables = [self._table(table, servers, now_ms) for table in existing]
+        self._forget_all_but({table.table_id for table in existing})
         return {
             "cluster": self._cluster.address,
             "at_ms": now_ms,
@@ -59,8 +64,9 @@ class Overview:
         ids = remote.bucket_ids()
         buckets = buckets_of(table.table_id, servers)
         led = [one for one in buckets.values() if one["server"] is not None]
-        locks = coordinator.locks.all(table)
-        committed = {lock.owner: lock.record.batch for lock in locks}
+        everybody = coordinator.locks.all(table)
+        locks = _told_locks(everybody, now_ms)
+        committed = {lock.owner: lock.record.batch for lock in everybody}
         return {
             "name": table.name,
             "id": table.table_id,
@@ -76,6 +82,7 @@ class Overview:
                 self._with_age(table.table_id, _lock(table, lock, buckets, now_ms), now_ms)
                 for lock in locks
             ],
+            "former_owners": len(everybody) - len(locks),
             "copies": [
                 _copy(name, copy, committed, now_ms)
                 for name, copy in coordinator.copies.all(table.table_id).items()
@@ -91,6 +98,11 @@ class Overview:
             ],
             "snapshots": self._snapshots_of(table.table_id, buckets, ids, now_ms),
         }
+
+    def _forget_all_but(self, existing: Collection[int]) -> None:
+        """Let go of what was remembered of tables that were dropped."""
+        self._snapshots = {key: one for key, one in self._snapshots.items() if key in existing}
+        self._open = {key: one for key, one in self._open.items() if key[0] in existing}
 
     def _with_age(self, table_id: int, lock: dict[str, Any], now_ms: int) -> dict[str, Any]:
         """Return a lock with how long its work has been uncommitted: since it was first seen so.
@@ -220,6 +232,16 @@ def _lock(
         "uncommitted_buckets": len(uncommitted),
         "uncommitted_changes": sum(uncommitted.values()),
     }
+
+
+def _told_locks(locks: Sequence[LockInfo], now_ms: int) -> list[LockInfo]:
+    """Return the locks that are held, and the latest of those that were released lately."""
+    former = sorted(
+        (lock for lock in locks if not lock.record.held and now_ms - lock.written_ms < _FORMER_MS),
+        key=lambda lock: -lock.written_ms,
+    )
+    told = {lock.owner for lock in former[:_FORMER_TOLD]}
+    return [lock for lock in locks if lock.record.held or lock.owner in told]
 
 
 def _copy(name: str, copy: LakeCopy, committed: Mapping[str, int], now_ms: int) -> dict[str, Any]:

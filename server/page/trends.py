@@ -38,6 +38,10 @@ class Trends:
         for table in now["tables"]:
             sizes = self._sizes.setdefault(table["name"], deque(maxlen=_MOST_POINTS))
             sizes.append((now["at_ms"], table["rows"]))
+        names = {table["name"] for table in now["tables"]}
+        self._sizes = {name: sizes for name, sizes in self._sizes.items() if name in names}
+        owners = {(t["name"], lock["owner"]) for t in now["tables"] for lock in t["locks"]}
+        self._events = {key: events for key, events in self._events.items() if key in owners}
         oldest_ms = now["at_ms"] - KEPT_S * 1000
         while self._points and self._points[0]["at_ms"] < oldest_ms:
             self._points.popleft()

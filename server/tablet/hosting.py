@@ -55,13 +55,16 @@ class Hosting:
         *,
         before_close: Callable[[LeadKey], None] = lambda _: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        forgotten: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         """`before_close`: ends what reads a bucket, which is no longer served by then.
 
+        `forgotten`: told after tables were forgotten, or renamed, of the names that there are.
         `clock_ms`: dates the segments; it is to be the same for all servers of a cluster.
         """
         self._before_close = before_close
         self._clock_ms = clock_ms
+        self._forgotten = forgotten
         self._logs = logs
         self._views = views
         self._options = options
@@ -107,17 +110,27 @@ class Hosting:
                 ]
                 if not waiting:
                     self._tables[table.table_id] = table
-                    return
+                    break
             for led in waiting:
                 with suppress(TallybookError):  # It is being closed.
                     led.bucket.evolve(table.history)
             told.update(waiting)
+        if known is not None and known.name != table.name:
+            self._tell_names()
 
     def forget_tables(self, existing: Iterable[int]) -> None:
         """Drop the definitions of tables that are no more."""
         with self._lock:
-            for table_id in set(self._tables) - set(existing):
+            gone = set(self._tables) - set(existing)
+            for table_id in gone:
                 del self._tables[table_id]
+        if gone:
+            self._tell_names()
+
+    def _tell_names(self) -> None:
+        with self._lock:
+            names = {table.name for table in self._tables.values()}
+        self._forgotten(names)
 
     def table(self, table_id: int) -> ClusterTable:
         """Return a table; NotLeader if this server has not heard of it."""

@@ -98,6 +98,7 @@ class Janitor:
         if kept:
             return False
         logs.delete(logs.names())
+        self._logs.remove_empty(table.path(key))
         return True
 
 

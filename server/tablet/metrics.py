@@ -6,7 +6,7 @@ sum of seconds with buckets in powers of four, as Prometheus' histograms are.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from foundation.errors import TallybookError
@@ -50,6 +50,16 @@ class Metrics:
             for at, bound in enumerate(_BOUNDS_S, 1):
                 values[at] += seconds <= bound
             values[-1] += 1
+
+    def forget_tables(self, existing: Collection[str]) -> None:
+        """Drop what was counted for tables other than these: there are no others any more."""
+
+        def stays(labels: Labels) -> bool:
+            return all(name != "table" or value in existing for name, value in labels)
+
+        with self._lock:
+            self._counters = {key: one for key, one in self._counters.items() if stays(key[1])}
+            self._durations = {key: one for key, one in self._durations.items() if stays(key[1])}
 
     def gauge(self, name: str, read: Callable[[], Mapping[Labels, float]]) -> None:
         """Register what is asked when the metrics are read."""

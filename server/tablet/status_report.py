@@ -3,6 +3,8 @@
 import os
 import shutil
 import time
+from collections.abc import Mapping
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,16 @@ from foundation import background
 from foundation.errors import NotLeader
 from foundation.versions import version_of
 from merge_engine.bucket.log import wall_clock_ms
+from merge_engine.bucket.owner_work import OwnerWork
 from server.tablet.complaints import Complaints
 from server.tablet.hosting import Hosting
 from server.tablet.limits import Admission
 from server.tablet.metrics import Labels, Metrics
 from server.tablet.scanners import Scanners
 from server.tablet.staging import Staging
+
+# Of so many owners a status tells up to where they have written.
+_OWNERS_TOLD = 200
 
 
 class StatusReport:
@@ -69,7 +75,7 @@ class StatusReport:
                 "view_lag": led.bucket.view_lag,
                 "view_error": led.bucket.view_error,
                 "owners": led.owners(),
-                "work": {owner: work.end_offset for owner, work in led.bucket.works.items()},
+                "work": _latest_work(led.bucket.works),
             }
             for key, led in sorted(self._hosting.led().items())
         ]
@@ -121,6 +127,12 @@ class StatusReport:
             for key, led in self._hosting.led().items()
             for owner, epoch in led.owners().items()
         }
+
+
+def _latest_work(works: Mapping[str, OwnerWork]) -> dict[str, int]:
+    """Return up to where owners have written, of those that wrote last: a bucket has had many."""
+    ends = ((work.end_offset, owner) for owner, work in works.items())
+    return {owner: end for end, owner in sorted(nlargest(_OWNERS_TOLD, ends))}
 
 
 def _disk(directory: Path) -> "shutil._ntuple_diskusage":

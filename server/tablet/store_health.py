@@ -123,6 +123,9 @@ class WatchedStorage:
     def delete(self, names: Sequence[str]) -> None:
         self.wrapped.delete(names)
 
+    def remove_empty(self, path: str) -> None:
+        self.wrapped.remove_empty(path)
+
     def child(self, path: str) -> "WatchedStorage":
         return WatchedStorage(self.wrapped.child(path), self._health)
 

@@ -92,15 +92,16 @@ class TabletServer:
             is_needed=lambda put: is_needed(put, self.coordinator),
         )
         self._health = StoreHealth()
+        self._metrics = Metrics()
         self._hosting = Hosting(
             WatchedStorage(storage, self._health),
             config.views,
             config.options,
             before_close=self._scanners.close_bucket,
             clock_ms=self.now_ms,
+            forgotten=self._metrics.forget_tables,
         )
         self._admission = Admission(config.limits)
-        self._metrics = Metrics()
         self._complaints = Complaints(logger)
         self._report = StatusReport(self._hosting, self._metrics, self._complaints)
         self._requests = Requests(self._hosting, self, store_waits_s=self._health.waiting_s)

@@ -26,6 +26,7 @@ from merge_engine.aggregates.registry import AggFunction
 from merge_engine.schema.builder import SchemaBuilder
 from recovery.writer.rows import Rows
 from server.client.cluster import Cluster, connect
+from server.page import overview
 from server.page.of_cluster import page_of_cluster
 from server.page.of_server import page_of
 from server.page.overview import Overview
@@ -192,6 +193,41 @@ def test_a_snapshot_is_as_old_as_what_it_lacks(paged: Paged) -> None:
         writer.write(2, order("bob", spent=7))
         wait_until(lambda: (oldest_s() or 0) > 0, "its age counts from now on")
     paged.cluster.drop_table("aging")
+
+
+def test_of_former_owners_the_latest_are_told_of(
+    paged: Paged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "_FORMER_TOLD", 2)
+    table = paged.cluster.create_table("handed_on", ORDERS, buckets=1)
+    for number in range(4):
+        with paged.cluster.writer(
+            table, owner_id=f"job-{number}", columns=["orders", "spent"], handover=True
+        ) as writer:
+            writer.write(0, order("bob", spent=7))
+
+    def seen() -> dict[str, Any]:
+        tables = Overview(paged.cluster).look()["tables"]
+        [found] = [one for one in tables if one["name"] == "handed_on"]
+        return dict(found)
+
+    assert [lock["owner"] for lock in seen()["locks"]] == ["job-2", "job-3"]
+    assert seen()["former_owners"] == 2
+    with paged.cluster.writer(table, owner_id="job-0", columns=["orders"], handover=True):
+        held = [lock["owner"] for lock in seen()["locks"] if lock["state"] != "released"]
+        assert held == ["job-0"], "who holds something is told of, whenever it began"
+    monkeypatch.setattr(overview, "_FORMER_MS", 0)
+    assert seen()["locks"] == []
+    [status] = paged.cluster.status()
+    [bucket] = [one for one in status["buckets"] if one["table"] == "handed_on"]
+    assert len(bucket["owners"]) <= 2
+    counted = f'tallybook_rows_total{{table="{table.name}"}}'
+    assert counted in status["metrics"]
+    paged.cluster.drop_table("handed_on")
+    wait_until(
+        lambda: counted not in paged.cluster.status()[0]["metrics"],
+        "what was counted for a dropped table is forgotten",
+    )
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])

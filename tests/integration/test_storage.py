@@ -153,6 +153,24 @@ def test_a_deleted_object_is_gone_and_deleting_it_again_is_fine(storage: ObjectS
         storage.read("b")
 
 
+def test_what_is_left_of_an_empty_place_is_removed_and_nothing_else(
+    storage: ObjectStorage,
+) -> None:
+    for path in ("a/b", "a/b/c", "d"):
+        storage.child(path).create("1", b"one")
+    storage.remove_empty("a/b")
+    assert storage.child("a/b").names() == storage.child("a/b/c").names() == ["1"]
+    storage.child("a/b/c").delete(["1"])
+    storage.child("a/b").delete(["1"])
+    storage.remove_empty("a/b")
+    storage.remove_empty("never/was")
+    assert storage.child("d").read("1") == b"one"
+    if isinstance(storage, LocalStorage):
+        assert [one.name for one in Path(str(storage)).iterdir()] == ["d"]
+    storage.child("a/b").create("1", b"again")
+    assert storage.child("a/b").names() == ["1"]
+
+
 def test_a_child_has_names_of_its_own(storage: ObjectStorage) -> None:
     child, sibling = storage.child("log/table/0"), storage.child("log/table/01")
     storage.create("x", b"parent")

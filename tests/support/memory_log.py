@@ -60,6 +60,9 @@ class MemoryLog:
         for name in names:
             self.objects.pop(self._prefix + name, None)
 
+    def remove_empty(self, path: str) -> None:
+        """Nothing: names are all there is."""
+
     def child(self, path: str) -> "MemoryLog":
         below = MemoryLog(f"{self._prefix}{path}/")
         below.objects, below.faults, below.late = self.objects, self.faults, self.late

@@ -71,6 +71,9 @@ class MemoryStorage:
         for name in names:
             self.objects.now.pop(self.prefix + name, None)
 
+    def remove_empty(self, path: str) -> None:
+        """Nothing: names are all there is."""
+
     def child(self, path: str) -> "MemoryStorage":
         return MemoryStorage(self.objects, f"{self.prefix}{path}/")
 

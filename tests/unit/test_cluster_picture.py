@@ -15,13 +15,18 @@ class Scene:
     """A coordinator that acts, and a picture of what it does, in another session."""
 
     def __init__(self) -> None:
-        memory = MemoryCoordination()
+        memory = self.memory = MemoryCoordination()
         self.acting = Coordinator(memory.connect())
         self.looking = Coordinator(memory.connect())
         self.now_s = 0.0
         self.picture = ClusterPicture(
             self.looking.store, self.looking.servers, lambda: None, clock_s=lambda: self.now_s
         )
+
+    @property
+    def watches(self) -> int:
+        """How many there are."""
+        return len(self.memory.watches)
 
 
 @pytest.fixture
@@ -36,6 +41,20 @@ def test_while_nothing_changes_nothing_is_read(scene: Scene) -> None:
     scene.acting.servers.register("127.0.0.1:1")
     assert scene.picture.look()
     assert not scene.picture.look()
+
+
+def test_tables_that_come_and_go_leave_no_watches(scene: Scene) -> None:
+    scene.picture.look()
+    before = scene.watches
+    for number in range(5):
+        scene.acting.drop_table(scene.acting.tables.create(f"t{number}", DEFINITION))
+        scene.picture.look()
+    kept = scene.acting.tables.create("kept", DEFINITION)
+    scene.picture.look()
+    assert scene.watches == before + 2
+    scene.acting.drop_table(kept)
+    assert scene.picture.look()
+    assert scene.watches == before
 
 
 def test_a_session_that_is_gone_is_noticed_where_there_is_nothing_to_read(scene: Scene) -> None:

@@ -127,6 +127,7 @@ def test_whoever_took_the_columns_over_ends_their_former_owner(led: LedBucket) -
         put(led, 1)
     put(led, 3, writer=HER)
     assert rows_of(led.bucket) == {1: (3, None)}
+    assert led.owners() == {HER.owner: HER.epoch}, "former owners are not told of"
 
 
 def test_owners_of_other_columns_do_not_meet(led: LedBucket) -> None:

@@ -21,6 +21,7 @@ from merge_engine.bucket.log_names import LogNames
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.snapshot_storage import SnapshotStorage
 from merge_engine.schema.builder import SchemaBuilder
+from merge_engine.storage.objects import LocalStorage
 from recovery.leader.snapshot_keeper import SnapshotKeeper
 from server.client.snapshot_lease import hold_latest
 from server.protocol.calls import TakeSnapshots
@@ -39,13 +40,24 @@ from tests.support.snapshot_world import Crash, InMemorySession, MemoryStorage
 INTERVAL_S = 100.0
 
 
+BY_DAY = (
+    SchemaBuilder()
+    .column("day", pa.int64())
+    .column("k", pa.int64())
+    .agg_column("a", pa.int64(), "sum")
+    .primary_key("day", "k")
+    .partitioned_by("day")
+    .build()
+)
+
+
 class Server:
     """One server's hosting and maintenance, over coordination and objects in memory."""
 
     def __init__(
         self,
         memory: MemoryCoordination,
-        logs: MemoryStorage,
+        logs: Any,
         views: Path,
         *,
         clock_ms: Callable[[], int] = wall_clock_ms,
@@ -434,6 +446,34 @@ def test_the_files_of_a_dropped_table_wait_for_its_leaders(
     assert not server.coordinator.dropped.all()
 
 
+def test_what_was_dropped_leaves_no_directories(memory: MemoryCoordination, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    server = Server(memory, LocalStorage(logs), tmp_path / "views-1")
+    table = server.coordinator.tables.create(
+        "days", define(BY_DAY, 2, column_locks=False, options={})
+    )
+    ids = [server.coordinator.partitions.create(table, key) for key in (b"1", b"2")]
+    for partition in ids:
+        server.lead(table, 0, 1, partition=partition)
+        server.maintenance.take(request(table, (partition, 0)))
+
+    def directories(top: Path) -> set[str]:
+        return {str(one.relative_to(top)) for one in top.rglob("*") if one.is_dir()}
+
+    keys = sorted(server.hosting.led())
+    server.coordinator.partitions.drop(table, b"1")
+    server.let_go(*keys[:2])
+    server.janitor.look()
+    stays = ClusterTable(table).path(keys[2].bucket)
+    goes = ClusterTable(table).path(keys[0].bucket)
+    assert stays in directories(logs)
+    assert not {one for one in directories(logs) if one.startswith(str(Path(goes).parent))}
+    server.coordinator.drop_table(table)
+    server.let_go(*keys[2:])
+    server.janitor.look()
+    assert directories(logs) == set()
+
+
 def test_they_wait_for_its_leases_and_keep_nothing_else(
     memory: MemoryCoordination, server: Server, table: CatalogTable
 ) -> None:
@@ -525,17 +565,8 @@ def test_only_the_first_of_the_servers_deletes(
 
 
 def test_a_dropped_partition_goes_and_the_others_stay(server: Server) -> None:
-    schema = (
-        SchemaBuilder()
-        .column("day", pa.int64())
-        .column("k", pa.int64())
-        .agg_column("a", pa.int64(), "sum")
-        .primary_key("day", "k")
-        .partitioned_by("day")
-        .build()
-    )
     table = server.coordinator.tables.create(
-        "days", define(schema, 1, column_locks=False, options={})
+        "days", define(BY_DAY, 1, column_locks=False, options={})
     )
     ids = [server.coordinator.partitions.create(table, key) for key in (b"1", b"2")]
     for partition in ids:

@@ -61,6 +61,18 @@ def test_gauges_are_asked_when_they_are_wanted() -> None:
     assert metrics.values() == {"tallybook_puts": 2}
 
 
+def test_what_was_counted_for_tables_that_are_gone_is_forgotten() -> None:
+    metrics = Metrics()
+    for table in ("kept", "gone"):
+        metrics.count("rows", 1, table=table)
+        metrics.observe("scan", 1.0, table=table)
+    metrics.count("errors", call="put", error="Overloaded")
+    metrics.forget_tables({"kept"})
+    assert not [name for name in metrics.values() if "gone" in name]
+    assert metrics.values()['tallybook_rows_total{table="kept"}'] == 1
+    assert metrics.values()['tallybook_errors_total{call="put",error="Overloaded"}'] == 1
+
+
 def test_a_gauge_that_cannot_be_read_leaves_the_others() -> None:
     def closed() -> dict[Labels, float]:
         raise Closed("the bucket was closed")

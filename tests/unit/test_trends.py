@@ -97,6 +97,18 @@ def test_owners_acquire_commit_recover_and_release() -> None:
     assert trends.events("t", "b") == []
 
 
+def test_what_was_dropped_or_forgotten_is_not_remembered() -> None:
+    trends = Trends()
+    for at_ms, batch in ((0, 1), (1_000, 2)):
+        seen = overview(at_ms, locks=[lock(batch=batch)])
+        trends.add(seen)
+    [table] = seen["tables"]
+    assert trends.events(table["name"], lock()["owner"])
+    assert trends.sizes(table["name"])
+    trends.add({**overview(2_000), "tables": []})
+    assert (len(trends._sizes), len(trends._events)) == (0, 0)
+
+
 def test_a_takeover_is_seen_however_soon_it_is_over_and_what_it_brought_back() -> None:
     trends = Trends()
     trends.add(overview(100, locks=[lock(columns="x, y", uncommitted_changes=7)]))

@@ -254,6 +254,33 @@ def test_a_watch_is_called_after_every_kind_of_change(connect: Connect) -> None:
         calls.wait_for_another_than(made)
 
 
+def test_a_watch_until_its_node_is_deleted_tells_of_that_and_is_over(connect: Connect) -> None:
+    watching, writing = connect(), connect()
+    writing.transact([Create("/a", b""), Create("/b", b"")])
+    calls, others = Calls(), Calls()
+    watching.watch("/a", calls, until_deleted=True)
+    watching.watch("/b", others)
+    for change in ([Write("/a", b"1", 0)], [Create("/a/child", b"")], [Delete("/a/child")]):
+        watching.sync()
+        made = calls.made
+        writing.transact(change)
+        calls.wait_for_another_than(made)
+    watching.sync()
+    made = calls.made
+    writing.transact([Delete("/a")])
+    calls.wait_for_another_than(made)
+    watching.sync()
+    made = calls.made
+    writing.transact([Create("/a", b"")])
+    writing.transact([Write("/a", b"1", 0)])
+    # What is told of later was told of after it, if at all.
+    watching.sync()
+    told = others.made
+    writing.transact([Write("/b", b"1", 0)])
+    others.wait_for_another_than(told)
+    assert calls.made == made
+
+
 def test_a_watch_does_not_miss_a_change_whatever_the_pace(connect: Connect) -> None:
     """Reads only when told to: it must end up with the last value."""
     watching, writing = connect(), connect()
