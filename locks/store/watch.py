@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType, WatchedEvent
 
 
@@ -37,8 +38,10 @@ class Watch:
         """Ask to be told of the next change, and tell that there may have been one before."""
         # The same callback twice is one watch. Without the node there are no children to watch:
         # that request fails, nobody minds, and both are sent again when the node is created.
-        found = self._client.exists_async(self._path, watch=self._on_event)
-        if self._over is not None:
+        if self._over is None:
+            self._client.exists_async(self._path, watch=self._on_event)
+        else:  # This fails without the node, and then watches nothing.
+            found = self._client.get_async(self._path, watch=self._on_event)
             found.rawlink(self._on_found)
         self._client.get_children_async(self._path, watch=self._on_event)
         self._changed()
@@ -53,5 +56,5 @@ class Watch:
 
     def _on_found(self, answer: Any) -> None:
         """The node may have been deleted while nobody watched."""
-        if self._over is not None and answer.successful() and answer.get_nowait() is None:
+        if self._over is not None and isinstance(answer.exception, NoNodeError):
             self._over(self)

@@ -12,6 +12,9 @@ from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from foundation.errors import AccessDenied, RecordTooLarge, SessionLost
+from locks.cluster.picture import ClusterPicture
+from locks.cluster.servers import Servers
+from locks.coordinator import Coordinator
 from locks.store.base import (
     MAX_TRANSACTION_BYTES,
     Check,
@@ -25,8 +28,8 @@ from locks.store.base import (
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from locks.store.memory import MemoryCoordination
 from locks.store.zookeeper import ZooKeeperStore
-from tests.support.coordinators import Cluster
-from tests.support.zookeeper_server import chroot, wait_until
+from tests.support.coordinators import DEFINITION, Cluster
+from tests.support.zookeeper_server import chroot, session, wait_until
 
 Connect = Callable[[], CoordinationStore]
 
@@ -279,6 +282,32 @@ def test_a_watch_until_its_node_is_deleted_tells_of_that_and_is_over(connect: Co
     writing.transact([Write("/b", b"1", 0)])
     others.wait_for_another_than(told)
     assert calls.made == made
+
+
+def test_tables_that_come_and_go_leave_nothing_with_kazoo(zookeeper: EmbeddedZooKeeper) -> None:
+    address = chroot(zookeeper)
+    with session(address) as watching, session(address) as acting:
+        picture = ClusterPicture(watching, Servers(watching, 30.0), lambda: None)
+        coordinator = Coordinator(acting)
+
+        def known() -> int:
+            picture.look()
+            return len(picture.tables)
+
+        def watched() -> int:
+            client = watching._client
+            both = (client._data_watchers, client._child_watchers)
+            return sum(len(found) for paths in both for found in list(paths.values()))
+
+        for number in range(5):
+            coordinator.tables.create(f"t{number}", DEFINITION)
+        wait_until(lambda: known() == 5, "they are seen")
+        wait_until(lambda: watched() > 2 * 5, "they are watched")
+        for number in range(5):
+            coordinator.drop_table(coordinator.tables.get(f"t{number}"))
+        wait_until(lambda: known() == 0, "they are gone")
+        # The three lists of the picture, each as a node and for its children, if it is there.
+        wait_until(lambda: watched() <= 2 * 3, "none of them is watched any more")
 
 
 def test_a_watch_does_not_miss_a_change_whatever_the_pace(connect: Connect) -> None:
