@@ -29,6 +29,7 @@ snapshot_storage   snapshots of a bucket in its object storage: upload, restore,
 tokens             who writes: owners and their tokens, judged before anything is written under them
 undo               of a debtor's changes in a range of the log, the first before-images
 undo_steps         undo of a bucket's changes, in steps between which others write
+undone_work        which changes of a log were undone: as a debt, so that no cut has ever had them
 view               the materialised view of a bucket
 view_meta          what a view keeps besides its rows
 write_behind       when, and by whom, rows that have changed are written to RocksDB

@@ -207,10 +207,9 @@ class Log(LogReader):
                 if header.end_offset > before or too_young:
                     return
                 start = header.end_offset
-                if header.is_change:
-                    yield header
+                yield header
 
-        known = with_cleaned(self.cleaned or {}, spent())
+        known = with_cleaned(self.cleaned or {}, list(spent()))
         cleaned = None if self.cleaned is None else known
         if start > self.start:
             hit("clean.before_mark")

@@ -11,7 +11,7 @@ mark the same offset make the same mark: it speaks of segments that both have re
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from foundation.errors import CorruptSegment, UnknownFormat
@@ -19,6 +19,7 @@ from foundation.formats import Formats
 from foundation.ids import Token
 from merge_engine.bucket.object_frame import ObjectFrame
 from merge_engine.bucket.segment import SegmentHeader
+from merge_engine.bucket.undone_work import is_undone, undone_columns
 
 MAGIC = b"TALLYSTA"
 START_SUFFIX = ".start"
@@ -28,7 +29,8 @@ _FRAME = ObjectFrame(magic=MAGIC, error=CorruptSegment, way_out="restore it from
 class Cleaned(NamedTuple):
     """Of an owner's changes that were cleaned: where the last one ends, and the highest token.
 
-    That is one of a lock, or None.
+    That is one of a lock, or None. What was undone, and is cleaned together with its undo, does not
+    count: no cut has ever had it, and the rows are as if it had not been.
     """
 
     end_offset: int
@@ -43,10 +45,12 @@ def start_name(offset: int) -> str:
     return f"{offset:020d}{START_SUFFIX}"
 
 
-def with_cleaned(known: CleanedOwners, headers: Iterable[SegmentHeader]) -> dict[str, Cleaned]:
-    """Return what is cleaned after these changes, too, were."""
-    cleaned = dict(known)
+def with_cleaned(known: CleanedOwners, headers: Sequence[SegmentHeader]) -> dict[str, Cleaned]:
+    """Return what is cleaned after these segments, too, were."""
+    cleaned, undone = dict(known), undone_columns(headers)
     for header in headers:
+        if not header.is_change or is_undone(undone, header):
+            continue
         before = cleaned.get(header.owner, Cleaned(0, None))
         tokens = [token for token in (before.token, header.lock_token) if token is not None]
         cleaned[header.owner] = Cleaned(

@@ -9,10 +9,11 @@ from foundation.ids import BucketId
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.changelog import change_records, changelog_schema
 from merge_engine.bucket.segment import Segment, SegmentHeader
+from merge_engine.bucket.undone_work import is_undone, undone_columns, undone_of
 from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.schema import Schema
 from recovery.reader.cut import BucketCut
-from recovery.reader.isolation import ReadRecords, committed_changes, undone_columns, undone_of
+from recovery.reader.isolation import ReadRecords, committed_changes
 from recovery.reader.later import later_headers, read_later
 
 
@@ -77,11 +78,7 @@ def open_changes_between(
     """
     headers = headers_between(bucket, since, until)
     undone = undone_columns(headers)
-    wanted = [
-        one
-        for one in headers
-        if one.base_offset >= after and not undone_of(undone, one).issuperset(one.column_ids)
-    ]
+    wanted = [one for one in headers if one.base_offset >= after and not is_undone(undone, one)]
 
     def segments() -> Iterator[Segment]:
         for segment in read_later(bucket, since, wanted):

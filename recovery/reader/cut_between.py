@@ -13,8 +13,8 @@ from typing import NamedTuple
 from foundation.ids import BucketId, Token
 from locks.encoding.offsets import Offsets
 from merge_engine.bucket.segment import SegmentHeader
+from merge_engine.bucket.undone_work import undone_columns, undone_of
 from recovery.reader.cut import LAST_BATCH, Cut, OwnerCut
-from recovery.reader.isolation import undone_columns, undone_of
 
 # So many batches of a bucket are told one by one; of each epoch, those that follow are one piece.
 MOST_PIECES = 2_000

@@ -16,7 +16,7 @@ been committed, and perhaps read, by then: an undo of that is a change like any 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +26,7 @@ from locks.column_locks.acquisition import unpaid
 from locks.column_locks.records import LockRecord
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.segment import Segment, SegmentHeader
+from merge_engine.bucket.undone_work import undo_start, undone_columns, undone_of
 
 ReadRecords = Callable[[], Mapping[str, LockRecord]]
 """Reads all lock records of the table, in sync with ZooKeeper: not from watches."""
@@ -62,12 +63,6 @@ def unresolved(records: Mapping[str, LockRecord], key: BucketId) -> list[Unresol
         for owner, record in records.items()
         for debt in unpaid(owner, record)
     ]
-
-
-def undo_start(undo: SegmentHeader) -> int:
-    """Return the offset from which on an undo takes its debtor's changes back."""
-    assert undo.undo_from is not None
-    return undo.undo_from
 
 
 def last_stable_offset(
@@ -130,35 +125,6 @@ def committed_changes(
     # Undos after the last stable offset take nothing back before it; those after `to` may.
     undone = undone_columns(list(bucket.headers(from_offset, stable)))
     return CommittedChanges(from_offset, max(from_offset, end), bucket, undone)
-
-
-def undone_columns(headers: Sequence[SegmentHeader]) -> dict[int, frozenset[int]]:
-    """Return the columns, by the base of a segment, in which it was undone or is an undo.
-
-    As a debt. The headers may be those between two cuts: what is undone so was in neither.
-    """
-    undone: dict[int, frozenset[int]] = {}
-    # By owner and column: the furthest that the undos seen so far go back. None: of all columns,
-    # as an undo without rows of an earlier release has it.
-    back_to: dict[tuple[str, int | None], int] = {}
-    for header in reversed(headers):
-        if header.is_payment:
-            start = undo_start(header)
-            for column in header.column_ids or (None,):
-                at = header.owner, column
-                back_to[at] = min(start, back_to.get(at, start))
-        if header.is_change:
-            end, owner = header.end_offset, header.owner
-            of_all = back_to.get((owner, None), end)
-            gone = [c for c in header.column_ids if end > min(of_all, back_to.get((owner, c), end))]
-            if gone:
-                undone[header.base_offset] = frozenset(gone)
-    return undone
-
-
-def undone_of(undone: Mapping[int, frozenset[int]], header: SegmentHeader) -> frozenset[int]:
-    """Return the columns in which one of these segments was undone."""
-    return undone.get(header.base_offset, frozenset())
 
 
 def _lowered(tail: "_Tail", pinned: int, work: list[Unresolved]) -> int:

@@ -74,14 +74,14 @@ def later_headers(source: LogSource, cut: BucketCut, end: int) -> list[SegmentHe
 
     CutTooOld: some of them were cleaned. Unless there are any, none is looked for.
     """
-    found = []
     begin = _begin(source, cut, end)
-    if begin < end:
-        sieve = Sieve(cut)
-        headers = source.headers(begin, end)
-        found = [one for one in headers if one.is_change and sieve.is_later(one)]
+    if begin >= end:
+        return []
+    sieve = Sieve(cut)
+    headers = source.headers(begin, end)
+    found = [one for one in headers if one.is_change and sieve.is_later(one)]
     # Now, for the log may have been cleaned meanwhile: what is gone is known before it goes.
-    check_age(source, cut, begin)
+    _check_age(source, cut, begin, end)
     return found
 
 
@@ -103,17 +103,26 @@ def _begin(source: LogSource, cut: BucketCut, end: int) -> int:
     return min(begins)
 
 
-def check_age(source: LogSource, cut: BucketCut, begin: int) -> None:
-    """Raise CutTooOld if changes at `begin` or later, that came after the cut, were cleaned."""
+def _check_age(source: LogSource, cut: BucketCut, begin: int, end: int) -> None:
+    """Raise CutTooOld if changes in [begin, end), that came after the cut, were cleaned."""
     start, cleaned = source.start_offset, source.cleaned
     if begin >= start:
         return
-    if cleaned is None or any(_was_later(cut.bound(owner), one) for owner, one in cleaned.items()):
-        raise CutTooOld(
-            f"the log of the bucket starts at offset {start}, and changes that came after the cut "
-            "were before it: take another cut; to read from one for longer than the log is kept, "
-            "hold a lease while you do"
-        )
+    # Of undone work that was cleaned nothing is known: rows of `end` may have it, but not its undo.
+    if (
+        cleaned is None
+        or end < start
+        or any(_was_later(cut.bound(owner), one) for owner, one in cleaned.items())
+    ):
+        raise _too_old(start)
+
+
+def _too_old(start: int) -> CutTooOld:
+    return CutTooOld(
+        f"the log of the bucket starts at offset {start}, and changes that came after the cut "
+        "were before it: take another cut; to read from one for longer than the log is kept, "
+        "hold a lease while you do"
+    )
 
 
 def _was_later(bound: Bound, cleaned: Cleaned) -> bool:
@@ -133,7 +142,7 @@ def read_later(
     """Yield the segments of changes that came after the cut; CutTooOld if one was just cleaned."""
     try:
         yield from source.read_segments(one.base_offset for one in headers)
-    except OffsetOutOfRange:
-        if cut is not None:
-            check_age(source, cut, 0)
-        raise
+    except OffsetOutOfRange as exc:
+        if cut is None:
+            raise
+        raise _too_old(source.start_offset) from exc

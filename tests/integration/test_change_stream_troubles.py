@@ -17,7 +17,15 @@ from sink.rolling_lease import RollingLease
 from sink.source import tasks
 from tests.conftest import SUMS
 from tests.support.day_tables import DAYS
-from tests.support.stream_scene import APPLY, KEYS, Scene, stream_scene, to_the_end, write
+from tests.support.stream_scene import (
+    APPLY,
+    KEYS,
+    Scene,
+    leave_uncommitted,
+    stream_scene,
+    to_the_end,
+    write,
+)
 from tests.support.streams import Cells, Died, apply_changes, dying, table_at
 from tests.support.zookeeper_server import wait_until
 
@@ -342,6 +350,35 @@ def test_a_log_that_was_cleaned_beyond_the_checkpoint_is_a_clear_error(scene: Sc
     stream = scene.stream(table, "full")
     [rows] = stream.run()
     assert {row["a"] for row in rows} == {5}
+
+
+def test_where_only_undone_work_was_cleaned_nothing_is_lost(scene: Scene) -> None:
+    """A job that died after it wrote, and a reader that is slow: no cut has had that work."""
+    table = scene.table()
+    writer = scene.writer(table, "w", "a")
+    write(writer, a=1)
+    stream = scene.stream(table, "full")
+    stream.run()
+    cut, before = table.cut(), starts(table)
+    for _ in range(2):  # The first is undone by the second's writer, and that by the last.
+        leave_uncommitted(writer, a=1000)
+        writer = scene.writer(table, "w", "a")
+    ends = sum(table.end_offsets().values())
+
+    def is_cleaned() -> bool:
+        table.snapshot()
+        return sum(starts(table)) >= ends - len(before)  # But for what a new leader writes.
+
+    wait_until(is_cleaned, "the log is cleaned")
+    assert table.changes(since=cut).to_arrow().num_rows == 0
+    assert set(table.scan(at=cut).to_arrow()["a"].to_pylist()) == {1}
+    looked_up = table.lookup({"k": list(KEYS)}, at=cut)
+    assert set(looked_up["a"].to_pylist()) == {1}
+    write(writer, a=1)
+    records = [row for batch in stream.run() for row in batch]
+    assert {row["a"] for row in records if row["_change_type"] == "update_postimage"} == {2}
+    assert {row["_batch"] for row in records} == {1}
+    assert set(table.scan(at=cut).to_arrow()["a"].to_pylist()) == {1}
 
 
 def test_a_log_that_is_cleaned_while_a_task_reads_is_a_clear_error(scene: Scene) -> None:

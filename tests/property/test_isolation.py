@@ -33,6 +33,7 @@ from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.results import BucketResult
 from merge_engine.bucket.segment import Segment, SegmentHeader, SegmentKind
 from merge_engine.bucket.undo import UndoRange
+from merge_engine.bucket.undone_work import is_undone, undone_columns
 from recovery.reader.bucket_scan import open_scan
 from recovery.reader.changes import headers_between, open_changes_between
 from recovery.reader.committed_lookup import Asked, committed_lookup, settled_lookup
@@ -357,7 +358,10 @@ class IsolationMachine(RuleBasedStateMachine):
         return shown
 
     def is_lost(self, cut: BucketCut) -> bool:
-        """Whether something that came after the cut was cleaned, by what the log once was."""
+        """Whether something that came after the cut was cleaned, by what the log once was.
+
+        What was cleaned together with its undo is no loss.
+        """
         sieve = Sieve(cut)
         return any(sieve.is_later(header) for header in self.dropped_headers)
 
@@ -465,7 +469,11 @@ class IsolationMachine(RuleBasedStateMachine):
         ended = self.bucket.start_offset
         gone = [segment for segment in dropped if segment.header.end_offset <= ended]
         self.base = replay(self.base, gone)
-        self.dropped_headers += [one.header for one in gone if one.header.is_change]
+        headers = [one.header for one in gone]
+        undone = undone_columns(headers)
+        self.dropped_headers += [
+            one for one in headers if one.is_change and not is_undone(undone, one)
+        ]
 
     @rule()
     def reopen(self) -> None:

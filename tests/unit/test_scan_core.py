@@ -3,7 +3,7 @@
 import gc
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from merge_engine.encoding.stored_rows import SchemaHistory
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.storage.scratch import Scratch
 from recovery.reader.bucket_scan import BucketScan, open_scan, open_snapshot_scan
+from recovery.reader.committed_lookup import Asked, committed_lookup
 from recovery.reader.cut import BucketCut
 from tests.conftest import SUMS, BucketFactory, batch, pay, rows_of, schema_of
 from tests.support.buckets import ADDED, DROPPED, EAGER, RENAMED, delete, put
@@ -446,6 +447,34 @@ def test_the_log_may_be_cleaned_once_the_scan_is_open(bucket: Bucket) -> None:
     assert rows(scan) == [(key, key, None) for key in range(3)]
     with pytest.raises(CutTooOld):
         committed(bucket, {"her": ready(0, B)})
+
+
+@pytest.mark.parametrize("by_keys", [True, False])
+def test_undone_work_that_was_cleaned_is_no_loss_but_for_rows_that_have_it(
+    bucket: Bucket, by_keys: bool
+) -> None:
+    """A reader that was paused after it pinned its rows has the work, and not its undo."""
+    fill(bucket, 3)
+    offset = bucket.end_offset
+    put(bucket, owner="me", k=[1, 7], a=[100, 100])
+    cut = cut_at(HERE, {"me": ready(offset, A)})
+
+    def meanwhile() -> None:
+        pay(bucket, "me", ["a"], offset)
+        bucket.clean(bucket.end_offset)
+
+    def read(confirm: Callable[[], object] | None) -> list[Row]:
+        if not by_keys:
+            return rows(open_scan(bucket, cut, confirm=confirm))
+        asked = Asked(bucket, cut, [pa.array([0, 1, 2], pa.int64())], confirm)
+        [found] = committed_lookup([asked], SUMS.value_columns)
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    with pytest.raises(CutTooOld):
+        read(meanwhile)
+    assert read(None) == [(key, key, None) for key in range(3)]
+    put(bucket, owner="me", k=[1], a=[5])
+    assert read(None) == [(key, key, None) for key in range(3)]
 
 
 def test_columns_that_were_added_dropped_or_renamed_since(bucket_factory: BucketFactory) -> None:
