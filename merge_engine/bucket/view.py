@@ -47,7 +47,7 @@ from merge_engine.schema.schema import Column
 from merge_engine.working_set.block import Keys, PreparedRows
 from merge_engine.working_set.index import Slots
 from merge_engine.working_set.memory import Memory
-from merge_engine.working_set.working_set import Located, WorkingSet
+from merge_engine.working_set.working_set import Located, NewRows, WorkingSet
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +146,8 @@ class View:
     ) -> Located:
         """Bring the rows of these keys, all different, into memory; return where they are.
 
-        `hashes`: of the keys, if they are known. `blindly`: all columns will be written, so nothing
-        is read that is not in memory.
+        `hashes`: of the keys, if they are known. `blindly`: all columns will be written, so what is
+        not in memory is not read, and comes into memory by that.
         """
         wanted = self._rows.keys(keys, hashes)
         located = self._rows.unretired(wanted, self._rows.locate(wanted))
@@ -155,8 +155,9 @@ class View:
         if len(missing) == 0:
             return located
         new = wanted if len(missing) == len(keys) else wanted.take(missing)
-        unknown = blindly or self._complete
-        rows = None if unknown else self._stored(self.history, new)
+        if blindly:
+            return replace(located, new=NewRows(missing, new))
+        rows = None if self._complete else self._stored(self.history, new)
         place = self._rows.insert(new, rows)
         return Located(len(keys), [*located.places, replace(place, rows=missing)])
 

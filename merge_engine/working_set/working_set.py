@@ -33,12 +33,24 @@ class Place:
     slots: Slots
 
 
+class NewRows(NamedTuple):
+    """Rows of a batch that are in no block before they are written: which, and their keys."""
+
+    rows: Slots
+    keys: Keys
+
+
 @dataclass(frozen=True)
 class Located:
-    """Where the rows of a batch are; valid until another call changes the working set."""
+    """Where the rows of a batch are; valid until another call changes the working set.
+
+    `new`: those that come in as they are written, all of their columns, and not before: whoever
+    looks up beside a change would find a row without values, in place of the one that is stored.
+    """
 
     size: int
     places: Sequence[Place]
+    new: NewRows | None = None
 
     @property
     def found(self) -> Slots:
@@ -194,11 +206,16 @@ class WorkingSet:
         return block
 
     def write(self, located: Located, rows: PreparedRows) -> None:
-        """Change rows, all of which are here."""
+        """Change rows that are here; of those that are new, all columns."""
         with self.lock:
             for place in located.places:
-                whole = len(place.rows) == located.size and len(located.places) == 1
+                whole = len(place.rows) == located.size
                 place.block.write(place.slots, rows if whole else rows.take(place.rows))
+            if located.new is not None:
+                at, keys = located.new
+                block = self._block_for(len(at))
+                slots = block.insert(keys, None)
+                block.write(slots, rows if len(at) == located.size else rows.take(at))
             self._count()
 
     def copy_dirty(self) -> "DirtyRows":
@@ -220,11 +237,14 @@ class WorkingSet:
             block.written()
 
     def not_written(self, slots: BlockSlots) -> None:
-        """These rows are not elsewhere: they are dirty again, wherever they have moved since."""
+        """These rows are not elsewhere: they are dirty again, where they have moved to last.
+
+        The copies that they have left behind are older, and must not be written after it.
+        """
         for block, some in slots:
             newer = self._blocks[self._blocks.index(block) + 1 :] if block.retiring else []
             left = some
-            for other in newer:
+            for other in reversed(newer):
                 there = other.find(block.keys(left))
                 other.mark_dirty(there[there != ABSENT])
                 left = left[there == ABSENT]

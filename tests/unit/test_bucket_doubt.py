@@ -1,11 +1,14 @@
 """Puts whose create fails or may have failed: counted once, and found out by the next call."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from foundation.errors import StorageFull, StorageUnavailable, UnknownOutcome
 from foundation.ids import Token
+from merge_engine.working_set.block import PreparedRows, prepare_rows
 from tests.conftest import BucketFactory, batch, rows_of
 from tests.support.buckets import add
 from tests.support.faulty_storage import (
@@ -77,6 +80,40 @@ def test_a_put_that_failed_for_certain_changes_nothing_and_the_bucket_goes_on(
     assert bucket.lookup(batch(k=[1])).column("a").to_pylist() == [1]
     add(bucket, [1], [2])
     assert rows_of(bucket) == {1: (3, None)}
+
+
+def test_look_ups_beside_a_replay_of_whole_rows_see_each_row_as_it_was_or_as_it_is(
+    bucket_factory: BucketFactory, faulty: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of which all columns are written need not be read first. They are no rows without values
+    meanwhile, in place of those that are stored."""
+    bucket = bucket_factory(storage=faulty)
+    bucket.put(batch(k=[1, 2], a=[1, 2], b=[1, 1]))
+    bucket.flush()
+    faulty.faults = [done_but_unknown, unreachable]
+    with pytest.raises(UnknownOutcome):
+        bucket.put(batch(k=[1, 2, 3], a=[10, 10, 10], b=[1, 1, 1]))
+    with bucket.exclusive():  # Other buckets need the memory.
+        assert bucket._view.retire(by_holder=True) > 0
+
+    def look_up() -> list[int | None]:
+        found: list[int | None] = bucket.lookup(batch(k=[1, 2, 3])).column("a").to_pylist()
+        return found
+
+    meanwhile: list[list[int | None]] = []
+
+    def beside(*arguments: Any) -> PreparedRows:
+        with ThreadPoolExecutor(1) as pool:
+            meanwhile.append(pool.submit(look_up).result(60))
+        return prepare_rows(*arguments)
+
+    monkeypatch.setattr("merge_engine.bucket.log_and_view.prepare_rows", beside)
+    bucket.settled_end()
+    assert meanwhile == [[1, 2, None]]
+    assert look_up() == [11, 12, 10]
+    bucket.flush()
+    bucket_factory.crash(into="copy")
+    assert rows_of(bucket_factory(name="copy")) == {1: (11, 2), 2: (12, 2), 3: (10, 1)}
 
 
 def test_a_lookup_beside_a_doubt_shows_the_rows_before_it_or_after_it(

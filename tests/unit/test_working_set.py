@@ -31,7 +31,7 @@ from merge_engine.working_set.index import ABSENT, Index
 from merge_engine.working_set.key_ids import key_ids, keys_of
 from merge_engine.working_set.memory import Memory
 from merge_engine.working_set.working_set import WorkingSet
-from tests.conftest import SUMS, BucketFactory, batch, schema_of
+from tests.conftest import SUMS, BucketFactory, batch, rows_of, schema_of
 from tests.support.buckets import ADDED, DROPPED, EAGER, delete, open_view
 
 MANY = 12_000
@@ -399,6 +399,45 @@ def test_a_block_that_retires_and_could_not_be_written_is_written_without_what_h
     bucket_factory.crash(into="copy")
     expected = (4950 + 45 + later * (later - 1) // 2, 110 + later)
     assert sums(bucket_factory(name="copy"), 100) == sums(bucket, 100) == expected
+
+
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_rows_that_could_not_be_written_are_written_from_where_they_have_moved_to_last(
+    bucket_factory: BucketFactory, few: int
+) -> None:
+    """They moved twice meanwhile, and changed after the second time: the copy between is older."""
+    schema = schema_of(a=(pa.int64(), "max"))
+    options = BucketOptions(behind_few_rows=0)
+    bucket = bucket_factory(schema, options=options)
+    view = bucket._view
+    keys = list(range(100))
+    bucket.put(batch(k=keys, a=[5] * 100))
+    with mock.patch.object(view._rows, "_block_bytes", 1):  # That block is full.
+        bucket.put(batch(k=[1_000], a=[1]))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def full() -> None:
+        begun.set()
+        assert go_on.wait(180)
+        raise StorageFull("no room")
+
+    with arm("view.file_made", full), bucket.exclusive():
+        assert view.retire(by_holder=True) > 0
+        assert begun.wait(180)
+        bucket.put(batch(k=keys, a=[1] * 100))  # Changes nothing, but they move.
+        assert view.retire(by_holder=True) > 0
+        bucket.put(batch(k=keys, a=[9] * 100))
+        assert len(view._rows._blocks) == 3
+        go_on.set()
+        view._behind.end()
+    assert view.dirty_rows == 101, "each once"
+    view._behind._options = view._behind.writer._options = BucketOptions(behind_few_rows=few)
+    bucket.flush()
+    bucket_factory.crash(into="copy")
+    assert rows_of(bucket_factory(schema, name="copy")) == {
+        **dict.fromkeys(keys, (9,)),
+        1_000: (1,),
+    }
 
 
 @pytest.mark.parametrize("where", ["copy_dirty", "taken", "written"])
