@@ -16,6 +16,8 @@ remote_table      a table of a cluster, with the calls of the embedded one
 scan_sources      the sources of a table's scan, each bucket by bucket
 snapshot_lease    a lease on a table's snapshots, as a client holds it
 snapshot_rows     the rows of one bucket from a KV snapshot, read from the object store
+snapshots         snapshots on demand: a call goes on for about a second, and is made again
+steps             calls that go on for about a second, and are made again for what is left
 table_caller      sends calls to the buckets of a table
 undoing           undos: a call goes on for about a second, and is made again for what is left
 uploads           large puts: parts go to their leaders in chunks, and are then advanced

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+_PAUSE_PER_LOOK = 3
 
 
 @dataclass
@@ -115,7 +116,10 @@ class LeaderCalls:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 if not all(isinstance(outcome.moved, Overloaded) for outcome in moved):
+                    began_s = time.monotonic()
                     self._look_again(waiting, check_moved)
+                    # To look for very many leaders takes long, for ZooKeeper, too.
+                    pause_s = max(pause_s, _PAUSE_PER_LOOK * (time.monotonic() - began_s))
 
     def _look_again(
         self, keys: Sequence[LeadKey], check_moved: Callable[[Sequence[LeadKey]], None]

@@ -62,10 +62,10 @@ from server.client.snapshot_lease import (
     hold_latest,
     hold_whole,
 )
+from server.client.snapshots import take_all, take_some
 from server.client.table_caller import ClusterConnection, TableCaller
 from server.client.undoing import undo_all
 from server.client.uploads import progress_of
-from server.protocol.calls import TakeSnapshots
 from server.protocol.definitions import ClusterTable, emptied, evolved, retaining
 from server.protocol.puts import PutProgress
 from server.protocol.reads import ReadChangelog
@@ -379,17 +379,10 @@ class RemoteTable(DerivedCalls, Standing):
 
     def snapshot(self, buckets: Sequence[BucketId] | None = None) -> dict[BucketId, int]:
         """Have snapshots taken now, of these buckets or all; return the ids of the latest."""
+        take = partial(take_all, self.caller)
         if buckets is None:
-            return ask_all(self.caller, None, self._snapshot)
-        return self._snapshot(chosen_buckets(self.bucket_ids(), buckets))
-
-    def _snapshot(self, buckets: Sequence[BucketId]) -> dict[BucketId, int]:
-        call = TakeSnapshots(
-            table_id=self.table_id,
-            schema_version=self.schema.version,
-            buckets=tuple(buckets),
-        )
-        return dict(self.caller.call(call).results)
+            return ask_all(self.caller, None, take)
+        return take(chosen_buckets(self.bucket_ids(), buckets))
 
     def snapshots(self) -> dict[BucketId, tuple[ListedSnapshot, ...]]:
         """Return the snapshots of each bucket that may be leased, the oldest first."""
@@ -409,7 +402,8 @@ class RemoteTable(DerivedCalls, Standing):
     ) -> SnapshotLease:
         """Lease the latest snapshot of each bucket, taken now where there is none.
 
-        It is renewed in the background, unless told otherwise, until it is dropped.
+        It is renewed in the background, unless told otherwise, until it is dropped. `deadline_s`:
+        how long to wait for a bucket more; ServerUnavailable then.
         """
         duration_ms = int(seconds_of(duration_s, "the duration of a lease") * 1000)
         deadline_s = seconds_of(deadline_s, "the deadline")
@@ -421,7 +415,7 @@ class RemoteTable(DerivedCalls, Standing):
                 lease_id,
                 some,
                 duration_ms,
-                take=self._snapshot,
+                take=partial(take_some, self.caller),
                 deadline_s=deadline_s,
             )
 

@@ -198,7 +198,9 @@ def hold_latest(
     """Lease the latest snapshot of every bucket, and return them.
 
     Between "which is the latest" and "lease it" a snapshot may be retired: then it is asked again,
-    for the buckets that are not held yet. Where there is none, `take` has one taken.
+    for the buckets that are not held yet. Where there is none, `take` has one taken: it goes on for
+    about a second, and what it has by then is leased. The deadline begins anew with every bucket
+    that is held.
     """
     deadline = time.monotonic() + deadline_s
     held: dict[BucketId, ListedSnapshot] = {}
@@ -212,7 +214,11 @@ def hold_latest(
         }
         without = [bucket for bucket in missing if bucket not in latest]
         if without:
-            take(without)
+            try:
+                take(without)
+            except ServerUnavailable:  # Its deadline is that of any call, and ours may be longer.
+                if time.monotonic() + _PAUSE_S > deadline:
+                    raise
         if latest:
             # With those that are held: the lease may have expired meanwhile.
             wanted = held | latest
@@ -220,6 +226,7 @@ def hold_latest(
             acquired = coordinator().leases.acquire(table_id, lease_id, ids, duration_ms)
             before, held = held, {bucket: wanted[bucket] for bucket in acquired.held}
             if len(held) > len(before):
+                deadline = time.monotonic() + deadline_s
                 continue
         if time.monotonic() + _PAUSE_S > deadline:
             raise ServerUnavailable(

@@ -7,6 +7,7 @@ from merge_engine.bucket.results import UndoResult
 from merge_engine.bucket.undo import UndoRange
 from recovery.leader.fenced_writers import Writer
 from recovery.writer.access import Answers, Terms
+from server.client.steps import until_done
 from server.client.table_caller import TableCaller
 from server.protocol.writers import Undo, UndoStep
 
@@ -46,11 +47,10 @@ def undo_all(
     caller: TableCaller, debtor: str, columns: Iterable[int], ranges: Ranges
 ) -> dict[BucketId, UndoResult]:
     """Ask until all is undone; for tables without column locks."""
-    ids, rest = list(columns), dict(ranges)
-    results: dict[BucketId, UndoResult] = {}
-    while rest:
-        answers = undo_some(caller, debtor, ids, rest).results
-        for key, answer in answers.items():
-            results[key] = results[key].then(answer) if key in results else answer
-        rest = {key: one.rest for key, one in answers.items() if one.rest is not None}
-    return results
+    ids = list(columns)
+    return until_done(
+        ranges,
+        lambda rest: undo_some(caller, debtor, ids, rest).results,
+        lambda _, result: result.rest,
+        UndoResult.then,
+    )

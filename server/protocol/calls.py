@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from foundation.ids import BucketId
-from server.protocol.messages import BUCKETS, NUMBER, NUMBERS, TEXT, Message, one_bucket
+from server.protocol.messages import BUCKETS, FLAG, NUMBER, NUMBERS, TEXT, Message, one_bucket
 from server.protocol.wire import Fields
 
 Answer_co = TypeVar("Answer_co", bound=Message, covariant=True)
@@ -64,17 +64,22 @@ class Nothing(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class TakeSnapshotsAnswer(BucketsAnswer[int]):
-    """The ids of the latest snapshots."""
+    """The ids of the latest snapshots; NOT_THERE: it is left for the next call."""
 
     results: Annotated[tuple[int, ...], NUMBERS.called("snapshots")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakeSnapshots(BucketsCall[TakeSnapshotsAnswer]):
-    """Take snapshots of buckets now."""
+    """Take snapshots of buckets now; `some`: for about a second, of one bucket at least.
+
+    A server that does not know the field takes all of them, and so does one for a caller that does
+    not send it.
+    """
 
     name = "snapshot"
     answer = TakeSnapshotsAnswer
+    some: Annotated[bool, FLAG] = False
 
 
 @dataclass(frozen=True, kw_only=True)

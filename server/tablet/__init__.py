@@ -27,6 +27,7 @@ service           the Flight calls of a tablet server
 staging           large puts on their way: rows wait on this server's disk until all are there
 standing_aside    when a server stands aside: it is leaving, or does not reach the log store
 status_report     what a server says of itself, to people and to Prometheus
+steps             calls that have much to do: each goes on for about a second, and is made again
 store_health      whether this server's segments reach the log store
 tablet_server     the server as a whole: it joins the cluster, leads, stops in good order
 undos             the call of a tablet server that undoes

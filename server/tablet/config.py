@@ -11,7 +11,7 @@ from merge_engine.bucket.options import BucketOptions
 from server.protocol.security import check_token
 from server.tablet.limits import Limits, ScannerLimits, SpoolLimits
 from server.tablet.open_zookeeper import no_credentials
-from server.tablet.undos import UNDO_S
+from server.tablet.steps import CALL_S
 
 LOOPBACK = ("127.0.0.1", "localhost")
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-_")
@@ -65,9 +65,9 @@ class ServerConfig:
 
     `host` is also what clients are told. On any other than the loopback address a token is
     required of every call, and for the metrics. `port` 0: any that is free. A token needs
-    `credentials`, which close ZooKeeper to others, unless `allow_open_zookeeper`. `undo_s`: about
-    how long a call goes on that undoes; clients ask again. `tls_root`: whom to trust among the
-    other servers, which it asks for their buckets; else its own certificate.
+    `credentials`, which close ZooKeeper to others, unless `allow_open_zookeeper`. `call_s`: about
+    how long a call goes on that has much to do, as an undo; clients ask again. `tls_root`: whom to
+    trust among the other servers, which it asks for their buckets; else its own certificate.
     """
 
     zookeeper: str
@@ -89,7 +89,7 @@ class ServerConfig:
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     hand_over: HandOverConfig = field(default_factory=HandOverConfig)
     options: BucketOptions = field(default_factory=BucketOptions)
-    undo_s: float = UNDO_S
+    call_s: float = CALL_S
     storage_settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

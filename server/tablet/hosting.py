@@ -156,6 +156,17 @@ class Hosting:
             )
         return led
 
+    def get_all(self, keys: Sequence[LeadKey]) -> list[LedBucket]:
+        """Return buckets that this server leads; NotLeader if one of them is not led here.
+
+        All that are still to be opened here are opened soon, as `get` has it for one.
+        """
+        try:
+            return [self.get(key) for key in keys]
+        except NotLeader:
+            self._asked.update(key for key in keys if key in self._awaited)
+            raise
+
     def set_unopened(self, reasons: Mapping[LeadKey, str]) -> None:
         """Say which buckets should be served here and cannot be, and why."""
         self._unopened = dict(reasons)

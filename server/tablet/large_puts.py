@@ -105,8 +105,9 @@ class LargePuts:
         with self._admission.put(call.announced_bytes) as load:
             parts = self._read(schema, chunks, table, load)
             # A put to a former leader would fail anyway, once all of it was uploaded.
-            for key in {key for key, *_ in parts}:
-                self._requests.hosting.get(LeadKey(call.table_id, key))
+            self._requests.hosting.get_all(
+                [LeadKey(call.table_id, key) for key in {key for key, *_ in parts}]
+            )
             staged = self._staging.begin(call.put, schema, call.chunk)
             staged.add(call.chunk, parts)
         self._metrics.count("bytes", load.received, table=table.name)

@@ -108,8 +108,8 @@ class LookingUp:
             )
         session.check()
         of_buckets = [
-            _Keys(key, hosting.get(key), read_keys(batch, plan.schema))
-            for key, batch in zip(keys, wanted.values(), strict=True)
+            _Keys(key, led, read_keys(batch, plan.schema))
+            for key, led, batch in zip(keys, hosting.get_all(keys), wanted.values(), strict=True)
         ]
         # Few keys are looked up before another thread would have begun to.
         mapper = in_turn if asked <= _FEW else self._map

@@ -28,16 +28,21 @@ from locks.snapshots.list_records import ListedSnapshot
 from recovery.leader.led_bucket import LedBucket
 from recovery.leader.snapshot_keeper import SnapshotKeeper
 from server.protocol.calls import TakeSnapshots, TakeSnapshotsAnswer
+from server.protocol.messages import NOT_THERE
 from server.tablet.config import SnapshotConfig
 from server.tablet.janitor import Janitor
 from server.tablet.metrics import Metrics
 from server.tablet.requests import Requests
+from server.tablet.steps import CALL_S, GoOn, Steps
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _STOP_S = 5.0
 _FREE_AGAIN_S = 10.0
+# Of a snapshot that is taken on demand, a file is in memory at a time. It mostly waits: for the log
+# store, and for ZooKeeper.
+_AT_ONCE = 4
 
 
 @dataclass
@@ -62,8 +67,10 @@ class Maintenance:
         metrics: Metrics,
         config: SnapshotConfig,
         *,
+        call_s: float = CALL_S,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`call_s`: about how long a call goes on that takes snapshots."""
         self._requests = requests
         self._hosting = requests.hosting
         self._janitor = janitor
@@ -71,6 +78,7 @@ class Maintenance:
         self._config = config
         self._clock_s = clock_s
         self._lock = threading.Lock()
+        self._steps = Steps("snapshot", threads=_AT_ONCE, call_s=call_s)
         self._kept: dict[LeadKey, _Kept] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tallybook-maintenance", daemon=True)
@@ -89,13 +97,24 @@ class Maintenance:
         if self._thread.ident is not None:
             self._thread.join(_STOP_S)
 
+    def shutdown(self) -> None:
+        """End the threads that take snapshots on demand, once nobody asks any more."""
+        self._steps.shutdown()
+
     def take(self, call: TakeSnapshots) -> TakeSnapshotsAnswer:
         """Take snapshots of buckets now, for a client; the latest are the answer."""
         keys = self._requests.keys(self._requests.table(call), call.buckets)
         session = self._requests.session.name
-        taken = [self._take(self._keeper(key, self._hosting.get(key))) for key in keys]
-        ids = tuple(one.snapshot_id for one in taken)
-        return TakeSnapshotsAnswer(session=session, results=ids)
+        led = list(zip(keys, self._hosting.get_all(keys), strict=True))
+
+        def take(one: tuple[LeadKey, LedBucket], _: GoOn) -> int:
+            return self._take(self._keeper(*one)).snapshot_id
+
+        def leave(one: tuple[LeadKey, LedBucket]) -> int:
+            return NOT_THERE if call.some else take(one, bool)
+
+        ids = self._steps.run(led, take, leave)
+        return TakeSnapshotsAnswer(session=session, results=tuple(ids))
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_S):

@@ -78,7 +78,7 @@ class Requests:
 
     def led(self, call: BucketsCall[Any]) -> list[LedBucket]:
         """Return the buckets of a call, as they are led here."""
-        return [self.hosting.get(key) for key in self.keys(self.table(call), call.buckets)]
+        return self.hosting.get_all(self.keys(self.table(call), call.buckets))
 
     def cut(self, call: Lookup | LookupStream | Scan, table: ClusterTable) -> Cut | None:
         """Return where a call's rows stand: at its cut, or at one of now; None: as they are."""

@@ -68,7 +68,8 @@ from server.tablet.requests import Requests, schema_of
 from server.tablet.scanners import Scanners
 from server.tablet.scanning import Scanning
 from server.tablet.staging import Staging
-from server.tablet.undos import UNDO_S, Undos
+from server.tablet.steps import CALL_S
+from server.tablet.undos import Undos
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +95,10 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         complaints: Complaints | None = None,
         lookup_max_keys: int,
         actions: Actions,
-        undo_s: float = UNDO_S,
+        call_s: float = CALL_S,
         **security: Any,
     ) -> None:
-        """`actions`: those that are somebody else's. `undo_s`: see `Undos`."""
+        """`actions`: those that are somebody else's. `call_s`: see `Undos`."""
         super().__init__(location, **security)
         self._requests = requests
         self._hosting = requests.hosting
@@ -116,7 +117,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         )
         scanning = Scanning(self._requests, scanners, metrics, staging.scratch)
         self._large = LargePuts(requests, staging, admission, metrics)
-        self._undos = Undos(requests, undo_s=undo_s)
+        self._undos = Undos(requests, call_s=call_s)
         self._staging = staging
         carried_out: Actions = {
             Advance: self._large.advance,
@@ -279,6 +280,9 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
         table = self._requests.table(call)
         keys = self._requests.keys(table, call.buckets)
         self._check_size(0, call.announced_bytes)
+        # Before the rows are read and folded: a put that is refused for one bucket is sent again
+        # and again until that is open.
+        self._hosting.get_all(keys)
         with self._admission.put(call.announced_bytes) as load:
             if call.holds_end:
                 writer.write(GO_ON)

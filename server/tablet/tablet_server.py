@@ -106,7 +106,11 @@ class TabletServer:
         self._report = StatusReport(self._hosting, self._metrics, self._complaints)
         self._requests = Requests(self._hosting, self, store_waits_s=self._health.waiting_s)
         self._maintenance = Maintenance(
-            self._requests, Janitor(storage, self), self._metrics, config.snapshots
+            self._requests,
+            Janitor(storage, self),
+            self._metrics,
+            config.snapshots,
+            call_s=config.call_s,
         )
         self._store: ZooKeeperStore | None = None
         self._heartbeat: Heartbeat | None = None
@@ -204,6 +208,7 @@ class TabletServer:
         closing.join(_CLOSE_DEADLINE_S)
         if closing.is_alive():
             logger.warning("calls are still open after %g s; leaving them", _CLOSE_DEADLINE_S)
+        self._maintenance.shutdown()
         if self._endpoint is not None:
             self._endpoint.close()
 
@@ -354,7 +359,7 @@ class TabletServer:
                     Drain: self._be_drained,
                     Status: lambda _: StatusAnswer(status=self.status()),
                 },
-                undo_s=config.undo_s,
+                call_s=config.call_s,
                 **security,
             )
         except pa.ArrowException as exc:  # It does not say why.

@@ -1,4 +1,4 @@
-"""Recovery of batches whose undo takes many calls: on real servers, each call of one step."""
+"""What takes many calls: undos of batches, snapshots; on real servers, each call of one step."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +26,8 @@ from server.client.cluster import Cluster, connect
 from server.client.remote_table import RemoteTable
 from server.client.table_caller import TableCaller
 from server.client.undoing import undo_some
+from server.protocol.calls import TakeSnapshots
+from server.protocol.messages import NOT_THERE
 from server.protocol.writers import Undo
 from server.tablet.config import ServerConfig
 from server.tablet.tablet_server import TabletServer
@@ -65,7 +67,7 @@ def servers(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> Iterator[list[Table
                         logs=str(tmp_path / "logs"),
                         views=tmp_path / f"views-{number}",
                         options=OPTIONS,
-                        undo_s=0.0,
+                        call_s=0.0,
                     )
                 )
             )
@@ -82,6 +84,28 @@ def client(servers: list[TabletServer]) -> Iterator[Cluster]:
 @pytest.fixture
 def table(client: Cluster) -> RemoteTable:
     return client.create_table(f"t{next(_numbers)}", SCHEMA, buckets=BUCKETS)
+
+
+def test_snapshots_are_taken_a_few_with_every_call(
+    client: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each server takes one: so a lease of however many buckets outlasts no call's deadline."""
+    table = client.create_table("many", SCHEMA, buckets=8, column_locks=False)
+    taken: list[int] = []
+    real = TableCaller.call
+
+    def counted(caller: TableCaller, call: Any, **how: Any) -> Any:
+        answers = real(caller, call, **how)
+        if isinstance(call, TakeSnapshots):
+            taken.append(sum(one != NOT_THERE for one in answers.results.values()))
+        return answers
+
+    monkeypatch.setattr(TableCaller, "call", counted)
+    with table.lease_latest("all") as lease:
+        assert sorted(lease.snapshots) == table.bucket_ids()
+    assert sum(taken) == 8
+    assert max(taken) <= 2
+    assert table.snapshot() == dict.fromkeys(table.bucket_ids(), 1)
 
 
 class Asked:

@@ -275,6 +275,18 @@ BAD_PUTS: dict[str, Put] = {
 }
 
 
+def test_a_put_that_a_bucket_cannot_take_yet_is_refused_before_its_rows_are_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent again and again until all of its buckets are open, which may be very many."""
+    read: list[Any] = []
+    monkeypatch.setattr("server.tablet.service.read_update", lambda *rows: read.append(rows))
+    fields = scene.stranger.put_fields(buckets=[[0, 0, -1], [9, 0, -1]])
+    with scene.unharmed(), pytest.raises(NotLeader, match="does not lead"):
+        scene.stranger.put(wire.encode(fields), [(GOOD, b"0"), closing(GOOD)])
+    assert read == []
+
+
 @pytest.mark.parametrize("name", BAD_PUTS)
 def test_a_bad_put_is_refused(scene: Scene, name: str) -> None:
     changes, messages, kind, words = BAD_PUTS[name]

@@ -65,7 +65,7 @@ class ThroughFlight:
             staging=self._staging,
             lookup_max_keys=1_000,
             actions={},
-            undo_s=undo_s,
+            call_s=undo_s,
         )
         self.calls = ImpatientCalls(
             lambda: self.coordinator,

@@ -233,6 +233,7 @@ RECORDED: dict[str, Message] = {
     "drain": Drain(),
     "drain_answer": DrainAnswer(buckets=3),
     "take_snapshots": TakeSnapshots(**LOCKED, buckets=(A, B)),
+    "take_snapshots-some": TakeSnapshots(**LOCKED, buckets=(A, B), some=True),
     "take_snapshots_answer": TakeSnapshotsAnswer(session=SESSION, results=(1, 1)),
     "read_changelog": ReadChangelog(
         **LOCKED, bucket=B, from_offset=4, to_offset=9, isolation=COMMITTED

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from foundation.ids import BucketId, LeadKey
 from locks.catalog.definitions import CatalogTable
 from locks.coordinator import Coordinator
 from locks.snapshots.leases import SHORTEST_LEASE_MS
+from locks.snapshots.list_records import ListedSnapshot
 from locks.store.memory import MemoryCoordination
 from merge_engine.bucket.log import wall_clock_ms
 from merge_engine.bucket.log_names import LogNames
@@ -26,6 +28,7 @@ from recovery.leader.snapshot_keeper import SnapshotKeeper
 from server.client.snapshot_lease import hold_latest
 from server.protocol.calls import TakeSnapshots
 from server.protocol.definitions import ClusterTable, define
+from server.protocol.messages import NOT_THERE
 from server.tablet import maintenance as server_maintenance
 from server.tablet.config import SnapshotConfig
 from server.tablet.hosting import Hosting
@@ -33,6 +36,7 @@ from server.tablet.janitor import Janitor
 from server.tablet.maintenance import Maintenance
 from server.tablet.metrics import Metrics
 from server.tablet.requests import Requests
+from server.tablet.steps import CALL_S
 from tests.conftest import SUMS
 from tests.support.buckets import add
 from tests.support.snapshot_world import Crash, InMemorySession, MemoryStorage
@@ -63,6 +67,7 @@ class Server:
         clock_ms: Callable[[], int] = wall_clock_ms,
         log_ttl_s: float = 0,
         options: BucketOptions | None = None,
+        call_s: float = CALL_S,
     ) -> None:
         """`clock_ms`: the cluster's clock, as its session knows it."""
         self.logs, self.now_s = logs, 0.0
@@ -77,6 +82,7 @@ class Server:
             self.janitor,
             self.metrics,
             SnapshotConfig(interval_s=INTERVAL_S, log_ttl_s=log_ttl_s),
+            call_s=call_s,
             clock_s=lambda: self.now_s,
         )
 
@@ -206,6 +212,25 @@ def test_one_on_demand_is_taken_at_once_and_the_next_is_due_an_interval_later(
     assert server.snapshots(table) == {0: [1], 1: [1]}
     server.look(0.8 * INTERVAL_S)
     assert server.snapshots(table) == {0: [1, 2], 1: [1]}
+
+
+def test_a_call_takes_some_for_as_long_as_it_may_and_the_next_ones_the_rest(
+    memory: MemoryCoordination, tmp_path: Path
+) -> None:
+    server = Server(memory, MemoryStorage(), tmp_path / "views-1", call_s=0.0)
+    definition = define(SUMS, 3, column_locks=False, options={})
+    table = server.coordinator.tables.create("sums", definition)
+    server.lead(table, 0, 1, 2)
+    whole = request(table, (0, 0), (0, 1), (0, 2))
+    some = replace(whole, some=True)
+    assert server.maintenance.take(some).results == (1, NOT_THERE, NOT_THERE)
+    rest = some.only([BucketId(0, 1), BucketId(0, 2)])
+    assert server.maintenance.take(rest).results == (1, NOT_THERE)
+    assert server.snapshots(table) == {0: [1], 1: [1], 2: []}
+    # A client of an earlier release does not ask again.
+    assert server.maintenance.take(whole).results == (1, 1, 1)
+    server.maintenance.shutdown()
+    server.hosting.close_all()
 
 
 def test_the_log_behind_the_snapshots_is_cleaned(server: Server, table: CatalogTable) -> None:
@@ -616,6 +641,38 @@ def test_a_lease_that_expires_while_others_are_taken_is_asked_for_again(
     assert lease.live
     assert dict(lease.snapshots) == {key: one.snapshot_id for key, one in held.items()}
     assert set(held) == set(keys)
+
+
+def test_the_deadline_is_that_of_the_lease_and_not_of_a_call(
+    server: Server, table: CatalogTable
+) -> None:
+    server.lead(table, 0, 1)
+    keys = [BucketId(0, 0), BucketId(0, 1)]
+    asked: list[Sequence[BucketId]] = []
+
+    def take(buckets: Sequence[BucketId]) -> None:
+        asked.append(buckets)
+        if len(asked) < 3:
+            raise ServerUnavailable("no leader took the call within 30 s")
+        server.maintenance.take(request(table, buckets[0]))
+
+    def hold(deadline_s: float) -> dict[BucketId, ListedSnapshot]:
+        coordinator, table_id = server.coordinator, table.table_id
+        return hold_latest(
+            lambda: coordinator,
+            table_id,
+            "a",
+            keys,
+            SHORTEST_LEASE_MS,
+            take=take,
+            deadline_s=deadline_s,
+        )
+
+    with pytest.raises(ServerUnavailable, match="no leader took the call"):
+        hold(0.0)
+    # One bucket at a time, each of which is held before the next one has a snapshot.
+    assert sorted(hold(60.0)) == keys
+    assert [len(buckets) for buckets in asked] == [2, 2, 2, 1]
 
 
 def test_where_no_snapshot_can_be_had_it_says_so_and_how_long_it_tried(
