@@ -9,7 +9,7 @@ task raises is for a retry to cure.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,7 +25,11 @@ from merge_engine.bucket.options import MEBIBYTE
 from merge_engine.bucket.results import BucketResult
 from merge_engine.merging.batch import read_keys
 from merge_engine.merging.hashing import bucket_of
-from merge_engine.merging.routing import route
+from merge_engine.merging.needed_partitions import (
+    EmptyBuckets,
+    rows_of_partitions,
+    written_partitions,
+)
 from recovery.writer.access import Answers, Grant, GrantedRows
 from recovery.writer.parts import PartSizes
 from recovery.writer.promise_objects import Contents
@@ -56,7 +60,9 @@ _SAMPLED_ROWS = 100_000
 class Job:
     """What the tasks of one batch need; pickled into each of them.
 
-    With a redo log, tasks try their rows and write them down; the driver puts them afterwards.
+    With a redo log, tasks try their rows and write them down; the driver puts them afterwards. With
+    `try_only` they put nothing: rows of partitions that are not there yet meet nothing but each
+    other, and the driver creates these if all rows fit.
 
     `table` is the table as the driver knows it; names are those of the reader's schema, whatever
     they are by now. `partitions` are the keys of those that the writer has fenced; None if there
@@ -73,6 +79,7 @@ class Job:
     quarantine: Quarantine | None = None
     redo: RedoLog | None = None
     exclude: Mapping[bytes, str] = field(default_factory=dict)
+    try_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +214,8 @@ class _Unfolded:
     def __init__(self, job: Job, folded: Iterator[Any]) -> None:
         self._job = job
         self._folded = folded
+        self._how = job.reader.to_rows(())
+        self._empty = EmptyBuckets(job.reader.schema)
         self.missing: set[bytes] = set()
         self.rows = 0
         self.bytes = 0
@@ -217,7 +226,11 @@ class _Unfolded:
         for row in self._folded:
             with pa.ipc.open_stream(pa.py_buffer(row.payload)) as reader:
                 table = reader.read_all()
-            self.missing |= _missing_partitions(self._job, table)
+            missing = self._missing_partitions(table)
+            if missing and self._job.try_only:
+                table = self._without_new(table, missing)
+            else:
+                self.missing |= missing
             if self.missing:  # Nothing is put; but all that are missing are told at once.
                 continue
             self.rows += table.num_rows
@@ -225,8 +238,27 @@ class _Unfolded:
             if self.rows <= _SAMPLED_ROWS:
                 self.sample.append(table)
             yield table
+        self._empty.finish()
         if self.missing:
             raise _Missing
+
+    def _missing_partitions(self, table: pa.Table) -> set[bytes]:
+        """Return the keys of partitions that only the driver may create, and has not yet."""
+        if self._job.partitions is None:
+            return set()
+        written = written_partitions(table, self._job.reader.schema, self._how.operation_column)
+        return written - self._job.partitions
+
+    def _without_new(self, table: pa.Table, new: Container[bytes]) -> pa.Table:
+        """Try the rows of partitions that are not there, and return the others."""
+        schema, how = self._job.reader.schema, self._how
+        self._empty.add(
+            rows_of_partitions(table, schema, lambda key: key in new),
+            columns=how.columns,
+            mode=how.mode,
+            operation_column=how.operation_column,
+        )
+        return rows_of_partitions(table, schema, lambda key: key not in new)
 
 
 class _Missing(Exception):
@@ -248,15 +280,6 @@ def _put(job: Job, folded: Iterator[Any]) -> dict[str, Any]:
         return _failure(exc)
     hit("task.put")
     return {"keys": unfolded.rows, "bytes": unfolded.bytes, **put_or_tried}
-
-
-def _missing_partitions(job: Job, table: pa.Table) -> set[bytes]:
-    """Return the keys of partitions that only the driver may create, and has not created yet."""
-    if job.partitions is None:
-        return set()
-    schema = job.reader.schema
-    routes = route(schema, read_keys(table, schema), 1)
-    return {target.partition_key for target in routes} - job.partitions
 
 
 def ready_connection(job: Job) -> Cluster:
@@ -283,6 +306,9 @@ def _put_connected(job: Job, unfolded: _Unfolded) -> dict[str, Any]:
     cluster = ready_connection(job)
     access = RemoteAccess(cluster, RemoteTable(cluster, job.table), sizes=job.sizes)
     granted = GrantedRows(job.grant, job.reader.to_rows(unfolded.tables))
+    if job.try_only:
+        access.try_rows(granted)
+        return {}
     if job.redo is not None:
         return _try(job, job.redo, access, granted)
     answers = access.put(granted)

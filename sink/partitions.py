@@ -15,7 +15,7 @@ from merge_engine.merging.routing import partition_rows
 from merge_engine.schema.schema import Schema
 from recovery.writer.rows import Rows
 from sink.frames import renamed, to_arrow
-from sink.rows import InputColumns, without_unsound_rows
+from sink.rows import InputColumns, without_deletes, without_unsound_rows
 
 
 class PartitionsMissing(InvalidInput):
@@ -31,8 +31,11 @@ def partitions_of(frame: Any, columns: InputColumns) -> Rows | None:
     partitioned = {column.name for column in columns.schema.partition_columns}
     if not partitioned:
         return None
-    names = {name: of for name, of in columns.names().items() if name in partitioned}
+    wanted = {*partitioned, columns.operation}
+    names = {name: of for name, of in columns.names().items() if name in wanted}
     values = to_arrow(renamed(frame, names).distinct().dropna())
+    if columns.operation is not None:
+        values = without_deletes(values, columns.operation).drop_columns([columns.operation])
     # What is no text names no partition. Like nulls, such rows are judged where they are read.
     return _naming(without_unsound_rows(values)[0], columns.schema)
 

@@ -21,7 +21,7 @@ from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.segment import AggMode, Operation
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.encoding.soundness import is_sound, show, unsound_rows
-from merge_engine.merging.batch import read_batch
+from merge_engine.merging.batch import read_batch, read_deletes
 from merge_engine.merging.local_aggregation import OPERATION, fold_locally, with_operations
 from merge_engine.schema.schema import Schema
 from merge_engine.schema.types import conform
@@ -292,6 +292,13 @@ def without_unsound_rows(data: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
         data, bad = _split(data, unsound, f"column '{name}' has {_UNSOUND}")
         refused += bad
     return data, refused
+
+
+def without_deletes(data: pa.Table, operation: str) -> pa.Table:
+    """Take out rows that delete; those whose operation is no known one are judged elsewhere."""
+    unknown = _unknown_operations(data.column(operation))
+    data = data.filter(pa.array(~unknown))
+    return data.filter(pa.array(~read_deletes(data, operation)))
 
 
 def _unknown_operations(values: pa.ChunkedArray) -> Flags:

@@ -30,6 +30,10 @@ class TasksWork:
         """A writer that has lost its session has looked at the table anew."""
         self.session.check_columns()
 
+    def try_without(self, grant: Grant, missing: frozenset[bytes]) -> None:  # noqa: ARG002
+        """Let tasks try the batch: those of missing partitions know it by the grant."""
+        self._run(grant, try_only=True)
+
     def put(self, grant: Grant) -> Answers[BucketResult]:
         """Let tasks put the batch."""
         return self._run(grant).answers
@@ -50,8 +54,11 @@ class TasksWork:
         large.take_over(outcome.uploads)
         return large
 
-    def _run(self, grant: Grant) -> Outcome:
-        """Let tasks put the batch or, with a redo log, try it; bad rows are set aside then."""
+    def _run(self, grant: Grant, *, try_only: bool = False) -> Outcome:
+        """Let tasks put the batch or, with a redo log, try it; bad rows are set aside then.
+
+        `try_only`: all that they do is to raise what that would raise now.
+        """
         session, batch = self.session, self.batch
         table, progress = session.table, batch.progress
         batch.put_under(grant)
@@ -70,6 +77,7 @@ class TasksWork:
             quarantine=place,
             redo=session.redo,
             exclude=dict(batch.refused),
+            try_only=try_only,
         )
         outcome = put_from_executors(batch.frame, job, max(1, min(table.buckets, 2 * cores)))
         progress.rows, progress.refused = outcome.rows, outcome.refused
@@ -78,6 +86,6 @@ class TasksWork:
             raise KeysRefused(outcome.refused_keys)
         if outcome.missing_partitions:
             raise PartitionsMissing(outcome.missing_partitions)
-        if place is not None:
+        if place is not None and not try_only:
             place.publish(outcome.staged)
         return outcome

@@ -7,6 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -37,7 +38,7 @@ from merge_engine.merging.dated_partitions import (
     moment_of,
     older_partitions,
 )
-from merge_engine.merging.fold import fold
+from merge_engine.merging.fold import Update, fold
 from merge_engine.merging.routing import Route, gather, partition_key, partition_rows, route
 from merge_engine.schema.schema import Column, Schema
 from merge_engine.storage.objects import ObjectStorage, local_directory, open_storage
@@ -60,8 +61,7 @@ class EmbeddedTable(DerivedCalls):
     """The buckets of a table in one process: written, altered, cleaned. Safe for threads.
 
     A put is atomic per bucket, and all its buckets try the merge before the first one writes: bad
-    input changes nothing anywhere. (A partition that the refused batch brought up may remain,
-    empty.)
+    input changes nothing anywhere.
     """
 
     def __init__(
@@ -172,22 +172,45 @@ class EmbeddedTable(DerivedCalls):
         updates = [update]
         if len(routes) != 1:
             updates = update.split([target.positions for target in routes])
-        written = [column.id for column in rows.columns]
-        self._check_free(written, owner)  # Before a partition is created for what is refused.
-        targets = dict(zip(map(self._bucket_id, routes), updates, strict=True))
-        ids = sorted(targets)
+        put = partial(
+            self._put_updates,
+            columns=[column.id for column in rows.columns],
+            owner=owner,
+            token=token,
+        )
+        there = dict(self._catalog.partitions)
+        old, new = [], []
+        for target, part in zip(routes, updates, strict=True):
+            if target.partition_key in there:
+                old.append((target, part))
+            elif part.touches.any():  # Without a partition there is nothing to delete.
+                new.append((target, part))
+        if new:  # What is refused leaves no partition.
+            put(old, try_only=True)
+        return PutResult(rows=len(rows), buckets=put([*old, *new]))
+
+    def _put_updates(
+        self,
+        targets: Sequence[tuple[Route, Update]],
+        *,
+        columns: Sequence[int],
+        owner: str,
+        token: Token | None,
+        try_only: bool = False,
+    ) -> dict[BucketId, BucketResult]:
+        """Put to each bucket its update; `try_only`: raise what that would raise now."""
+        updates = {self._bucket_id(target): update for target, update in targets}
+        ids = sorted(updates)
         buckets = self._buckets.map(self._buckets.get, ids)
+        mapper = self._buckets.map_exclusive
         with held(buckets):
-            self._check_free(written, owner)
-            plans = plan_held(
-                buckets,
-                [targets[bucket_id] for bucket_id in ids],
-                self._buckets.map_exclusive,
-                owner=owner,
-                token=token,
-            )
-            results = commit_held(buckets, plans, self._buckets.map_exclusive)
-        return PutResult(rows=len(rows), buckets=dict(zip(ids, results, strict=True)))
+            self._check_free(columns, owner)
+            parts = [updates[bucket_id] for bucket_id in ids]
+            plans = plan_held(buckets, parts, mapper, owner=owner, token=token)
+            if try_only:
+                return {}
+            results = commit_held(buckets, plans, mapper)
+        return dict(zip(ids, results, strict=True))
 
     @abstractmethod
     def _check_free(self, columns: Iterable[int], owner: str) -> None:

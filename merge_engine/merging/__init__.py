@@ -7,5 +7,6 @@ grouping           rows of a batch, brought together by key
 hashing            Spark's `xxhash64`, so that every process finds the bucket that Spark finds
 local_aggregation  a batch folded where it is, before it goes over the network as states
 merge              the merge: what is stored, and what a batch brings, to what is stored from now on
+needed_partitions  which partitions rows need, tried before these are created
 routing            which rows go to which bucket of which partition
 """

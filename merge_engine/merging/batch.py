@@ -78,7 +78,7 @@ def read_batch(
     _check_sound(data, schema)
     keys = _typed_keys(data, schema)
     key_names = tuple(column.name for column in schema.key_columns)
-    deletes = None if operation_column is None else _read_operations(data, operation_column)
+    deletes = None if operation_column is None else read_deletes(data, operation_column)
     written = _written_columns(data, schema, columns, deletes)
     values: list[pa.Array] = []
     orders: list[pa.Array | None] = []
@@ -198,7 +198,7 @@ def _check_size(data: pa.RecordBatch | pa.Table, options: BucketOptions) -> None
         )
 
 
-def _read_operations(data: pa.RecordBatch | pa.Table, name: str) -> Flags:
+def read_deletes(data: pa.RecordBatch | pa.Table, name: str) -> Flags:
     """Return which rows delete."""
     if name not in data.schema.names:
         raise MissingColumn(f"operation column '{name}' is not in the batch; add it")

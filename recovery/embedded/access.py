@@ -7,7 +7,7 @@ parts: what waits in memory has an end, whatever the size of the batch.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
@@ -22,9 +22,9 @@ from locks.coordinator import Coordinator
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.results import BucketResult, UndoResult
 from merge_engine.encoding.stored_rows import SchemaHistory
-from merge_engine.merging.batch import read_batch, read_keys
+from merge_engine.merging.batch import read_batch
 from merge_engine.merging.fold import Update, fold
-from merge_engine.merging.routing import Route, route
+from merge_engine.merging.routing import Route
 from merge_engine.schema.schema import Schema
 from recovery.embedded.part_puts import PartPut, try_parts
 from recovery.leader.fenced_writers import Writer
@@ -124,22 +124,11 @@ class EmbeddedAccess:
         partitions = self._place.partitions()
         return [key for partition in sorted(partitions.values()) for key in self._keys(partition)]
 
-    def create_partitions(self, rows: Rows) -> list[BucketId]:
-        schema = rows.schema or self.schema
-        if not schema.partition_by:
-            return []
-        known, create = self._place.partitions(), self._place.create_partition
-        needed: set[bytes] = set()
-        for piece in rows.pieces(schema):
-            targets = route(schema, read_keys(piece, schema), 1)
-            needed.update(target.partition_key for target in targets)
-            if not needed <= known.keys():  # What is refused leaves no partition.
-                replace(rows, data=piece).check(schema, keys_suffice=True)
-        return [
-            key
-            for partition_key in sorted(needed)
-            for key in self._keys(known.get(partition_key) or create(partition_key))
-        ]
+    def partitions(self) -> Mapping[bytes, int]:
+        return self._place.partitions()
+
+    def create_partition(self, key: bytes) -> int:
+        return self._place.create_partition(key)
 
     def fence(
         self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketId]
@@ -181,6 +170,16 @@ class EmbeddedAccess:
         if more is None:
             return self._put_few(grant, rows, few)
         return self._put_parts(grant, rows, chain(_drained(few), [more], parts))
+
+    def try_rows(self, granted: GrantedRows) -> None:
+        grant, rows = granted.grant, granted.rows
+        parts = self._cut(grant, rows)
+        few, more = self._few(parts)
+        if more is None:
+            self._put_few(grant, rows, few, try_only=True)
+        else:
+            rest = chain(_drained(few), [more], parts)
+            try_parts(grant, rest, partial(self._fold, rows), self._ask_one)
 
     def try_put(self, granted: GrantedRows, promise: PromiseWriter) -> Tried:
         grant, rows = granted.grant, granted.rows
@@ -281,7 +280,7 @@ class EmbeddedAccess:
 
         schema = rows.schema or self.schema
         cutter = PartCutter(schema, self.table.definition.buckets, find, self._sizes)
-        for piece in rows.pieces(schema):
+        for piece in rows.without_vain_deletes(schema, partitions).pieces(schema):
             yield from cutter.add(piece)
         yield from cutter.rest()
 

@@ -51,8 +51,8 @@ class Table(EmbeddedTable, Standing):
     """A table in one process, safe for use from several threads.
 
     A put is atomic per bucket, and all its buckets try the merge before the first one writes: bad
-    input changes nothing anywhere. (A partition that the refused batch brought up may remain,
-    empty.) Look-ups see each row whole. Anybody may put, but not to columns that a writer holds.
+    input changes nothing anywhere. Look-ups see each row whole. Anybody may put, but not to columns
+    that a writer holds.
     """
 
     def __init__(

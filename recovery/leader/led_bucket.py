@@ -135,7 +135,7 @@ class LedBucket:
     ) -> UndoResult:
         """The same for a table without column locks, where nobody is refused."""
         if self.locked:
-            raise _unlocked()
+            raise needs_writer()
         return self._undo(debtor, frozenset(columns), wanted, lambda: None, go_on, locked=False)
 
     def _undo(
@@ -272,7 +272,7 @@ class LedBucket:
             self._check_not_late(owner, token)
             return
         if writer is None or term is None or token is None:
-            raise _unlocked()
+            raise needs_writer()
         self._check(writer, term, columns)
         applied = self.bucket.last_token(owner)
         if applied is None or applied.token != token:
@@ -322,7 +322,8 @@ def _torn(token: Token, owner: str, why: str) -> TornPut:
     )
 
 
-def _unlocked() -> NotFenced:
+def needs_writer() -> NotFenced:
+    """Return the error of whoever writes to a table with column locks and holds none."""
     return NotFenced(
         "this table has column locks: write to it through a writer that holds one, or create it "
         "with column_locks=False"

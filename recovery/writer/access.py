@@ -111,11 +111,14 @@ class TableAccess(Protocol):
     def bucket_ids(self) -> list[BucketId]:
         """Return all buckets of all partitions, as they are now."""
 
-    def create_partitions(self, rows: Rows) -> list[BucketId]:
-        """Create the partitions that the rows need and that do not exist.
+    def partitions(self) -> Mapping[bytes, int]:
+        """Return the ids of all partitions by key, as they are now."""
 
-        Returns the buckets of these and, as far as it is known here, of others that the rows need.
-        """
+    def create_partition(self, key: bytes) -> int:
+        """Return the id of the partition of this key, which is created if there is none."""
+
+    def try_rows(self, granted: GrantedRows) -> None:
+        """Raise what a put of these rows would raise now; write nothing."""
 
     def fence(
         self, writer: Writer, columns: Iterable[int], keys: Sequence[BucketId]

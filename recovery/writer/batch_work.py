@@ -28,6 +28,12 @@ class BatchWork(Protocol):
         None if it needs none anew.
         """
 
+    def try_without(self, grant: Grant, missing: frozenset[bytes]) -> None:
+        """Raise what a put would raise now, before the partitions of these keys are created.
+
+        Of their own rows it raises what an empty bucket would, unless `partitions` had these.
+        """
+
     def before(self, grant: Grant) -> None:
         """Do what comes before anything is promised or put: an error leaves nothing of it."""
 
@@ -55,6 +61,13 @@ class RowsWork:
     def partitions(self) -> Rows:
         """All rows."""
         return self.rows
+
+    def try_without(self, grant: Grant, missing: frozenset[bytes]) -> None:
+        """Try the rows of the partitions that there are."""
+        access = self.access()
+        there = access.partitions().keys() - missing
+        rows = self.rows.of_partitions(self.rows.schema or access.schema, there)
+        access.try_rows(GrantedRows(grant, rows))
 
     def put(self, grant: Grant) -> Answers[BucketResult]:
         """Put all rows."""

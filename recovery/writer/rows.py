@@ -1,22 +1,24 @@
 """Rows of a batch, and how they are to be read."""
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from foundation.arguments import names_of, text_of
 from foundation.errors import InvalidInput
-from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.segment import AggMode
 from merge_engine.embedded.derived_calls import Data, as_arrow, is_stream, read_stream
-from merge_engine.merging.batch import read_batch
+from merge_engine.merging.needed_partitions import (
+    EmptyBuckets,
+    rows_of_partitions,
+    without_vain_deletes,
+    written_partitions,
+)
 from merge_engine.schema.schema import Schema
 
 Pieces = Callable[[], Iterator[pa.Table]]
 """Gives the rows of a batch piece by piece, each time the same, for what memory does not hold."""
-_OF_ANY_SIZE = BucketOptions(put_max_rows=sys.maxsize, put_max_bytes=sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +61,59 @@ class Rows:
             arrow = as_arrow(self.data, schema)
             yield pa.Table.from_batches([arrow]) if isinstance(arrow, pa.RecordBatch) else arrow
 
-    def check(self, schema: Schema, *, keys_suffice: bool = False) -> None:
-        """Raise what a bucket would raise of these rows, whatever it has and however many.
+    def find_partitions(self, schema: Schema, there: Container[bytes]) -> "NeededPartitions":
+        """Return which partitions the rows need; `there`: the keys of those that exist.
 
-        `keys_suffice`: rows of keys only name partitions, and whoever has their values reads them.
+        Of the rows of others it raises what an empty bucket would. Rows of keys only name
+        partitions, and whoever has their values tries them.
         """
         keys = {column.name for column in schema.key_columns}
+        empty = EmptyBuckets(schema)
+        needed: set[bytes] = set()
         for piece in self.pieces(schema):
-            if keys_suffice and keys.issuperset(piece.column_names):
+            if keys.issuperset(piece.column_names):
+                needed |= written_partitions(piece, schema, None)
                 continue
-            read_batch(
-                piece,
-                schema,
-                _OF_ANY_SIZE,
-                columns=self.columns,
-                mode=self.mode,
-                operation_column=self.operation_column,
-            )
+            needed |= written_partitions(piece, schema, self.operation_column)
+            others = rows_of_partitions(piece, schema, lambda key: key not in there)
+            if others.num_rows:
+                empty.add(
+                    others,
+                    columns=self.columns,
+                    mode=self.mode,
+                    operation_column=self.operation_column,
+                )
+        empty.finish()
+        missing = {key for key in needed if key not in there}
+        return NeededPartitions(frozenset(needed), frozenset(missing))
+
+    def of_partitions(self, schema: Schema, keys: Container[bytes]) -> "Rows":
+        """Return the rows of these partitions only."""
+
+        def pieces() -> Iterator[pa.Table]:
+            for piece in self.pieces(schema):
+                yield rows_of_partitions(piece, schema, lambda key: key in keys)
+
+        return replace(self, data=pieces)
+
+    def without_vain_deletes(self, schema: Schema, there: Container[bytes]) -> "Rows":
+        """Leave out what would be deleted from partitions that do not exist."""
+        if self.operation_column is None or not schema.partition_by:
+            return self
+
+        def pieces() -> Iterator[pa.Table]:
+            for piece in self.pieces(schema):
+                yield without_vain_deletes(piece, schema, self.operation_column, there)
+
+        return replace(self, data=pieces)
+
+
+@dataclass(frozen=True)
+class NeededPartitions:
+    """The keys of the partitions that rows are written to, and of those that do not exist yet."""
+
+    keys: frozenset[bytes]
+    missing: frozenset[bytes]
 
 
 def _pieces_of(give: Pieces) -> Iterator[pa.Table]:

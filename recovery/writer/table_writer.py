@@ -303,8 +303,7 @@ class TableWriter:
         seconds = self.progress.seconds = {}
         if work.partitions is not None:
             with timed(seconds, "partitions"):
-                needed = self._named(work.partitions)
-                self._fence_new_buckets(self._access.create_partitions(needed))
+                self._create_partitions(batch, work, self._named(work.partitions))
         grant = self._grant(batch)
         with timed(seconds, "before"):
             work.before(grant)
@@ -356,8 +355,22 @@ class TableWriter:
             unless_promised.pop_all()
         return tried
 
-    def _fence_new_buckets(self, keys: Sequence[BucketId]) -> None:
+    def _create_partitions(self, batch: int, work: BatchWork, rows: Rows) -> None:
+        """Create what the batch needs, once it is tried: what is refused leaves no partition."""
+        schema, there = rows.schema or self._access.schema, self._access.partitions()
+        if not schema.partition_by:
+            return
+        needed = rows.find_partitions(schema, there)
+        self._fence_new_buckets([there[key] for key in sorted(needed.keys - needed.missing)])
+        if needed.missing:
+            work.try_without(self._grant(batch), needed.missing)
+            created = [self._access.create_partition(key) for key in sorted(needed.missing)]
+            self._fence_new_buckets(created)
+
+    def _fence_new_buckets(self, partitions: Sequence[int]) -> None:
         """Buckets that appear in a batch: nothing of theirs is owed, and their baseline is 0."""
+        numbers = range(self._access.table.definition.buckets)
+        keys = [BucketId(partition, number) for partition in partitions for number in numbers]
         new = [key for key in keys if key not in self._terms]
         if not new:
             return

@@ -12,8 +12,10 @@ from merge_engine.bucket.segment import AggMode
 from merge_engine.bucket.tokens import check_writer
 from merge_engine.merging.batch import known_mode, read_keys
 from merge_engine.merging.local_aggregation import fold_locally, is_worth_folding
+from merge_engine.merging.needed_partitions import without_vain_deletes
 from merge_engine.merging.routing import Route, route
 from merge_engine.schema.schema import Schema
+from recovery.leader.led_bucket import needs_writer
 from recovery.writer.access import Answers, GrantedRows
 from recovery.writer.rows import Rows
 from server.client.outgoing import as_one_table, to_messages
@@ -35,10 +37,13 @@ def put_unlocked(caller: TableCaller, rows: Rows, owner: str, token: Token | Non
     check_writer(owner, token)
     schema = rows.schema or caller.schema
     rows, count = _read(rows, schema)
+    if count and caller.table.locked:
+        raise needs_writer()
+    call = replace(_to_call(caller, rows, schema, owner), token=token)
+    _create_partitions(caller, call, rows, schema)
     routed = _route(caller, rows, schema, caller.find_or_create)
     call = replace(
-        _to_call(caller, rows, schema, owner),
-        token=token,
+        call,
         buckets=dict.fromkeys(routed.batches),
         holds_end=token is None,  # It cannot be sent again.
     )
@@ -66,6 +71,24 @@ def put_granted(
         seals=granted.whole and not try_only,
     )
     return _send(caller, call, routed, patient=False)
+
+
+def _create_partitions(caller: TableCaller, call: Put, rows: Rows, schema: Schema) -> None:
+    """Create the partitions that rows are written to, once all rows are tried.
+
+    What is refused leaves no partition, unless others write meanwhile what the rows do not fit.
+    """
+    if not schema.partition_by:
+        return
+    there = dict(caller.read_partitions())
+    needed = rows.find_partitions(schema, there)
+    if needed.missing:
+        of_others = rows.of_partitions(schema, there)
+        routed = _route(caller, of_others, schema, caller.find_or_create)
+        tried = replace(call, buckets=dict.fromkeys(routed.batches), try_only=True)
+        _send(caller, tried, routed, patient=True)
+    for key in sorted(needed.missing):
+        caller.create_partition(key)
 
 
 def _read(rows: Rows, schema: Schema) -> tuple[Rows, int]:
@@ -99,12 +122,11 @@ def _route(
     pieces = list(rows.pieces(schema))
     if not pieces:
         return _Routed(pa.schema([]), {})
-    if schema.partition_by:  # One may have been dropped and made anew, under another id.
-        caller.read_partitions()
     [arrow] = pieces
+    if schema.partition_by:  # One may have been dropped and made anew, under another id.
+        there = caller.read_partitions()
+        arrow = without_vain_deletes(arrow, schema, rows.operation_column, there)
     routes = route(schema, read_keys(arrow, schema), caller.table.buckets)
-    if schema.partition_by and any(caller.find(target) is None for target in routes):
-        rows.check(schema)  # What is refused leaves no partition.
     whole = len(routes) == 1
     batches = {find(target): to_messages(arrow, target, whole=whole) for target in routes}
     return _Routed(arrow.schema, batches)

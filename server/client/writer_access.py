@@ -1,6 +1,6 @@
 """The writer's boundary over Flight: see `recovery.writer.access`."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,14 +13,11 @@ from foundation.ids import BucketId
 from locks.catalog.definitions import CatalogTable
 from locks.coordinator import Coordinator
 from merge_engine.bucket.results import BucketResult, UndoResult
-from merge_engine.merging.batch import read_keys
-from merge_engine.merging.routing import Route, route
 from merge_engine.schema.schema import Schema
 from recovery.leader.fenced_writers import Writer
 from recovery.writer.access import Answers, DebtUndo, GrantedRows, Terms, Tried
 from recovery.writer.parts import Part, PartCutter, PartSizes
 from recovery.writer.redo import Promise, PromiseWriter, folded_rows
-from recovery.writer.rows import Rows
 from server.client.outgoing import as_one_table
 from server.client.puts import NOTHING, put_granted
 from server.client.remote_table import RemoteTable
@@ -85,20 +82,11 @@ class RemoteAccess:
     def bucket_ids(self) -> list[BucketId]:
         return self._caller.bucket_ids(None)
 
-    def create_partitions(self, rows: Rows) -> list[BucketId]:
-        schema = rows.schema or self.schema
-        if not schema.partition_by:
-            return []
-        needed: dict[bytes, Route] = {}
-        for piece in rows.pieces(schema):
-            targets = route(schema, read_keys(piece, schema), 1)
-            if any(self._caller.find(target) is None for target in targets):
-                # What is refused leaves no partition.
-                replace(rows, data=piece).check(schema, keys_suffice=True)
-            needed |= {target.partition_key: target for target in targets}
-        found = [self._caller.find_or_create(target).partition for target in needed.values()]
-        buckets = self._caller.table.buckets
-        return [BucketId(partition, number) for partition in found for number in range(buckets)]
+    def partitions(self) -> Mapping[bytes, int]:
+        return dict(self._caller.read_partitions())
+
+    def create_partition(self, key: bytes) -> int:
+        return self._caller.create_partition(key)
 
     # --- The writer protocol --------------------------------------------------------------------
 
@@ -185,6 +173,21 @@ class RemoteAccess:
             large.add(self._cut(whole))
             return large.put()
 
+    def try_rows(self, granted: GrantedRows) -> None:
+        """Try the rows where they would be put; few or many as for `put`."""
+        schema = granted.rows.schema or self.schema
+        granted = replace(granted, rows=replace(granted.rows, schema=schema))
+        parts = self._cut(granted)
+        few: list[Part] = []
+        for part in parts:
+            few.append(part)
+            if not self._is_small([one.rows for one in few]):
+                with closing(self._large_put(granted)) as large:
+                    large.add(chain(few, parts))
+                    large.try_all()
+                return
+        self._put_parts(granted, few, try_only=True)
+
     def try_put(self, granted: GrantedRows, promise: PromiseWriter) -> Tried:
         """Try the rows, and write them down to be promised; few or many as for `put`."""
         folded = self._folded(granted)
@@ -231,10 +234,11 @@ class RemoteAccess:
         """Yield rows in parts, each for one bucket that the grant is for."""
         rows = granted.rows
         assert rows.schema is not None
-        self._caller.read_partitions()  # One may have been dropped and made anew, by another id.
+        # One may have been dropped and made anew, by another id.
+        there = self._caller.read_partitions()
         find = partial(self._caller.find_fenced, grant=granted.grant)
         cutter = PartCutter(rows.schema, self._caller.table.buckets, find, self.sizes)
-        for piece in rows.pieces(rows.schema):
+        for piece in rows.without_vain_deletes(rows.schema, there).pieces(rows.schema):
             yield from cutter.add(as_one_table(piece))
         yield from cutter.rest()
 

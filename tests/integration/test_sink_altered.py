@@ -260,13 +260,14 @@ def test_partitions_that_only_the_tasks_meet_are_created_and_the_batch_is_writte
 ) -> None:
     table = sinks.table(by_day())
     sink = sinks.sink(table, ["a"], owner_id="etl", route="executors")
-    sink(moving(sinks, tmp_path, last_day=3), 0)
-    # Two stages found a new day, the third did not: what the first two put was undone.
-    found = stored(table, [(day, key) for day in range(5) for key in KEYS])
-    assert found == {(0 if key % 2 else 3, key): (1,) for key in KEYS}
+    sink(moving(sinks, tmp_path, last_day=5), 0)
+    # Two stages found a new day, the third did not: what the first two put was undone. Each comes
+    # after one that tried the batch, since there were partitions to be created.
+    found = stored(table, [(day, key) for day in range(7) for key in KEYS])
+    assert found == {(0 if key % 2 else 5, key): (1,) for key in KEYS}
     assert (sink.status()["starts"], sink.status()["last"]["rows"]) == (3, len(KEYS))
-    assert (tmp_path / "reads").stat().st_size == 4
-    sink(moving(sinks, tmp_path, last_day=3), 1)
+    assert (tmp_path / "reads").stat().st_size == 7
+    sink(moving(sinks, tmp_path, last_day=5), 1)
     assert sink.status()["starts"] == 3
 
 
@@ -275,15 +276,15 @@ def test_a_source_with_new_partitions_at_every_read_is_an_error_that_says_what_t
 ) -> None:
     table = sinks.table(by_day())
     sink = sinks.sink(table, ["a"], owner_id="etl", route="executors")
-    message = r"'day' had new values in each of 4 reads of batch 0, .*'day': 5.*route='driver'"
+    message = r"'day' had new values in each of 4 reads of batch 0, .*'day': 9.*route='driver'"
     with pytest.raises(InvalidInput, match=message):
         sink(moving(sinks, tmp_path, last_day=1_000), 0)
-    keys = [(day, key) for day in range(10) for key in KEYS]
+    keys = [(day, key) for day in range(12) for key in KEYS]
     assert stored(table, keys) == {}
     sink.close()
     sink = sinks.sink(table, ["a"], owner_id="etl", route="driver")
     sink(moving(sinks, tmp_path, last_day=1_000), 0)
-    assert stored(table, keys) == {(0 if key % 2 else 6, key): (1,) for key in KEYS}
+    assert stored(table, keys) == {(0 if key % 2 else 10, key): (1,) for key in KEYS}
 
 
 # --- Bad rows of several tables, drivers and promises -----------------------------------------

@@ -234,6 +234,44 @@ def partitioned() -> Schema:
 
 
 @pytest.mark.parametrize("route", ROUTES)
+def test_a_refused_batch_and_deletes_leave_no_partition(route: str, sinks: Sinks) -> None:
+    """Refused of a new partition, or of an old one beside it; in one source partition or two."""
+    schema = (
+        SchemaBuilder()
+        .column("day", "INT")
+        .column("k", "BIGINT")
+        .agg_column("a", "BIGINT", "sum")
+        .primary_key("day", "k")
+        .partitioned_by("day")
+        .build()
+    )
+    table = sinks.table(schema)
+    most = 2**63 - 1
+    sink = sinks.sink(table, ["a"], owner_id="etl", route=route, operation_column="op")
+
+    def rows(*given: tuple[int, int, str], parts: int = 1) -> Any:
+        data = [{"day": day, "k": 1, "a": a, "op": op} for day, a, op in given]
+        typed = pa.schema(
+            [("day", pa.int32()), ("k", pa.int64()), ("a", pa.int64()), ("op", pa.string())]
+        )
+        return sinks.frame(pa.Table.from_pylist(data, typed), parts=parts)
+
+    sink(rows((1, most, "upsert")), 0)
+    for refused in (
+        rows((1, 1, "upsert"), (2, 1, "upsert")),
+        rows((2, most, "upsert"), (2, 1, "upsert")),
+        rows((2, most, "upsert"), (2, 1, "upsert"), parts=2),
+    ):
+        with pytest.raises(Overflow, match="column 'a'"):
+            sink(refused, 1)
+    sink(rows((3, 0, "delete"), (1, -1, "upsert")), 1)
+    assert table.partitions()["day"].to_pylist() == [1]
+    sink(rows((3, 0, "delete"), (2, 5, "upsert"), (1, 0, "delete")), 2)
+    assert table.partitions()["day"].to_pylist() == [1, 2]
+    assert stored(table, [(1, 1), (2, 1), (3, 1)]) == {(2, 1): (5,)}
+
+
+@pytest.mark.parametrize("route", ROUTES)
 def test_partitions_that_appear_in_a_batch(route: str, sinks: Sinks) -> None:
     table = sinks.table(partitioned())
     sink = sinks.sink(table, ["a"], owner_id="etl", route=route)

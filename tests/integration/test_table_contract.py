@@ -17,6 +17,7 @@ from foundation.errors import (
     HandoverNeeded,
     InvalidInput,
     LockHeld,
+    NotFenced,
     OffsetOutOfRange,
     Overflow,
     UnknownColumn,
@@ -489,6 +490,66 @@ def test_what_is_refused_leaves_no_partition(create: Create) -> None:
     ):
         writer.write(0, tb.Rows(data=wrong))
     assert table.partitions().num_rows == locked.partitions().num_rows == 0
+
+
+def row_by_row(rows: Any) -> Callable[[], Iterator[pa.Table]]:
+    """Return a function that gives each row as a piece of its own."""
+    table = pa.table(rows)
+    return lambda: (table.slice(at, 1) for at in range(table.num_rows))
+
+
+@pytest.mark.parametrize("redo", [False, True])
+def test_what_buckets_refuse_leaves_no_partition(
+    create: Create, tmp_path: Path, redo: bool
+) -> None:
+    """Of new partitions, or of old ones beside them; in one piece or in several."""
+    table, locked = create(DAYS), create(DAYS, locked=True)
+    first = {"day": ["mo"], "k": [1], "a": [MOST]}
+    refused = [
+        {"day": ["mo", "tu"], "k": [1, 1], "a": [1, 1]},
+        {"day": ["tu", "tu"], "k": [1, 1], "a": [MOST, 1]},
+    ]
+    table.put(first)
+    for rows in refused:
+        with pytest.raises(Overflow, match="column 'a'"):
+            table.put(rows)
+    more = {"redo": tb.RedoLog.open(str(tmp_path / "redo"))} if redo else {}
+    with locked.writer(owner_id="etl", columns=["a"], **more) as writer:
+        writer.write(0, tb.Rows(data=first))
+        for rows in refused:
+            for data in (rows, row_by_row(rows)):
+                with pytest.raises(Overflow, match="column 'a'"):
+                    writer.write(1, tb.Rows(data=data))
+        for one in (table, locked):
+            assert one.partitions()["day"].to_pylist() == ["mo"]
+        writer.write(1, tb.Rows(data={"day": ["mo", "tu"], "k": [1, 1], "a": [-1, 1]}))
+    assert sorted(locked.to_arrow()["a"].to_pylist()) == [1, MOST - 1]
+
+
+def test_a_delete_creates_no_partition(create: Create) -> None:
+    table, locked = create(DAYS), create(DAYS, locked=True)
+    deleted = table.delete({"day": ["mo"], "k": [1]})
+    assert (deleted.rows, dict(deleted.buckets)) == (1, {})
+    with pytest.raises(UnknownColumn):
+        table.delete({"day": ["mo"], "k": [1]}, columns=["nothing"])
+    rows = {"day": ["mo", "tu"], "k": [1, 1], "a": [1, 1], "op": ["delete", "upsert"]}
+    table.put(rows, operation_column="op")
+    with locked.writer(owner_id="etl", columns=["a"]) as writer:
+        writer.write(0, tb.Rows(data=rows, operation_column="op"))
+        writer.write(1, tb.Rows(data=row_by_row(rows), operation_column="op"))
+    for one, total in ((table, 1), (locked, 2)):
+        assert one.partitions()["day"].to_pylist() == ["tu"]
+        assert one.to_arrow()["a"].to_pylist() == [total]
+
+
+def test_who_has_no_lock_creates_no_partition(create: Create) -> None:
+    table = create(DAYS, locked=True)
+    with table.writer(owner_id="etl", columns=["a"]):
+        with pytest.raises((NotFenced, LockHeld)):
+            table.put({"day": ["mo"], "k": [1], "a": [1]})
+        with pytest.raises((NotFenced, LockHeld)):
+            table.delete({"day": ["mo"], "k": [1]})
+    assert table.partitions().num_rows == 0
 
 
 def test_partitions_older_than_a_date_or_an_age_are_dropped(create: Create) -> None:

@@ -24,6 +24,9 @@ class PutBy:
     def before(self, grant: Grant) -> None:
         """Nothing comes before."""
 
+    def try_without(self, grant: Grant, missing: frozenset[bytes]) -> None:
+        """What it puts is its own affair."""
+
     def put(self, grant: Grant) -> Answers[Any]:
         """Call it."""
         return self.call(grant)

@@ -35,7 +35,6 @@ def test_rows_are_given_as_for_a_table(embedded: Embedded) -> None:
 def test_new_partitions_get_buckets(tmp_path: Path) -> None:
     embedded = Embedded(tmp_path, definition(partitioned=True))
     with embedded.writer() as writer:
-        assert writer.access.create_partitions(Rows(data=[])) == []
         writer.write(0, Rows(data=[{"p": 7, "k": 1, "x": 3}]))
         stray = Grant(writer=Writer("a", 1), owner="a", token=Token(1, 1), terms={})
         with pytest.raises(NotFenced, match="its writer was not fenced for"):
