@@ -79,6 +79,9 @@ TallybookError
 └── UsedAfterFork             a forked process: start it by spawn, or connect in it
 """
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 
 class TallybookError(Exception):
     """Base of everything that Tallybook raises on purpose."""
@@ -140,9 +143,20 @@ class InvalidValue(InvalidInput):
     UTF-8. Fix or filter the row.
 
     `encoded_key`: the row's key as the table encodes keys, for whoever wants to find its rows.
+    `refused`: all keys that a merge refused, up to a bound, each with why; none if it is told of
+    one row only.
     """
 
     encoded_key: bytes | None = None
+    refused: Mapping[bytes, str] = MappingProxyType({})
+
+    @classmethod
+    def together(cls, errors: "Sequence[InvalidValue]") -> "InvalidValue":
+        """Return the first of several errors, with the keys that all of them refuse."""
+        first = errors[0]
+        if len(errors) > 1:
+            first.refused = {key: why for one in errors for key, why in one.refused.items()}
+        return first
 
 
 class Overflow(InvalidValue):

@@ -56,7 +56,7 @@ from sink.watching import Ask, BatchWatch
 
 logger = logging.getLogger(__name__)
 
-_MOST_REFUSED_KEYS = 1_000
+_MOST_REFUSED_KEYS = 100_000
 _MOST_READS = 4
 _ONE_ROUTE = (
     "on Spark Connect batches go by the driver's route only: leave out route='executors', or use a "
@@ -292,13 +292,17 @@ class AggregateSink:
                     self._by_executors(session, batch)
                 break
             except InvalidValue as exc:
-                # A server refused a key: set its rows aside, and write the rest.
-                refused, key = batch.refused, exc.encoded_key
-                if self._options.bad_rows != "quarantine" or len(refused) >= _MOST_REFUSED_KEYS:
+                # Servers refused keys: set their rows aside, and write the rest.
+                known = batch.refused
+                if self._options.bad_rows != "quarantine" or len(known) >= _MOST_REFUSED_KEYS:
                     raise
-                if key is None or key in refused:
+                told = dict(exc.refused)
+                if not told and exc.encoded_key is not None:
+                    told = {exc.encoded_key: str(exc)}
+                new = {key: why for key, why in told.items() if key not in known}
+                if not new:
                     raise
-                refused[key] = str(exc)
+                known |= new
             except KeysRefused as exc:
                 batch.refused.update(exc.keys)
             except Fenced:

@@ -336,16 +336,18 @@ def _try(job: Job, redo: RedoLog, access: RemoteAccess, granted: GrantedRows) ->
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    fields: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
-    if isinstance(error, InvalidValue) and error.encoded_key is not None:
-        fields["key"] = error.encoded_key.hex()
-    return fields
+    return {**wire.to_fields(error), "message": str(error)}
 
 
 def _gather(outcomes: Sequence[Mapping[str, Any]]) -> Outcome:
-    for outcome in outcomes:
-        if "error" in outcome:
-            raise wire.error_of(outcome)
+    errors = [wire.error_of(outcome) for outcome in outcomes if "error" in outcome]
+    refused = [error for error in errors if isinstance(error, InvalidValue)]
+    if errors:
+        raise (
+            InvalidValue.together(refused)
+            if len(refused) == len(errors)
+            else next(error for error in errors if not isinstance(error, InvalidValue))
+        )
     results = {
         BucketId(partition, number): BucketResult(
             base_offset=base, end_offset=end, repeated=bool(repeated)

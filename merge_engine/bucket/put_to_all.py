@@ -8,6 +8,7 @@ with held(buckets):
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from foundation.errors import InvalidValue
 from foundation.ids import Token
 from foundation.parallel import Mapper
 from merge_engine.bucket.bucket import Bucket
@@ -50,10 +51,17 @@ def plan_held(
     if len(buckets) > 1 and sum(map(len, updates)) <= _FEW and _same_columns(updates):
         return _plan_as_one(buckets, updates, owner=owner, token=token, locked=locked)
 
-    def plan(at: int) -> Plan | BucketResult:
-        return buckets[at].plan(updates[at], owner=owner, token=token, locked=locked)
+    def plan(at: int) -> Plan | BucketResult | InvalidValue:
+        try:
+            return buckets[at].plan(updates[at], owner=owner, token=token, locked=locked)
+        except InvalidValue as exc:
+            return exc
 
-    return mapper(plan, range(len(buckets)))
+    planned = mapper(plan, range(len(buckets)))
+    refused = [one for one in planned if isinstance(one, InvalidValue)]
+    if refused:
+        raise InvalidValue.together(refused)
+    return [one for one in planned if not isinstance(one, InvalidValue)]
 
 
 def _same_columns(updates: Sequence[Update]) -> bool:

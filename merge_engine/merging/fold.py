@@ -1,11 +1,12 @@
 """Folding: a batch of rows becomes one update per key, before any bucket is asked."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from merge_engine.aggregates.base import AggregateFunction, Fault
 from merge_engine.bucket.segment import AggMode
@@ -62,6 +63,13 @@ class Update:
         )
         ends = accumulate(map(len, parts), initial=0)
         return [sorted_by_part._slice(slice(start, stop)) for start, stop in pairwise(ends)]
+
+    def without(self, keys: Collection[bytes]) -> "Update":
+        """Return the same without these keys, as the table encodes them."""
+        if not keys:
+            return self
+        found = pc.is_in(self.encoded_keys, pa.array(list(keys), self.encoded_keys.type))
+        return self.split([np.flatnonzero(~np.asarray(found.to_numpy(zero_copy_only=False)))])[0]
 
     def _slice(self, rows: slice) -> "Update":
         return replace(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from foundation.errors import InvalidValue
 from merge_engine.aggregates.arrays import choose
 from merge_engine.aggregates.base import AggregateFunction, Fault
 from merge_engine.bucket.segment import Change
@@ -14,6 +15,10 @@ from merge_engine.encoding.ragged import Flags
 from merge_engine.encoding.stored_rows import StoredRows
 from merge_engine.merging.batch import value_error
 from merge_engine.merging.fold import Update
+from merge_engine.schema.schema import Column
+
+MOST_REFUSED = 4_000
+"""So many keys are told at once. Rows of more are written when those are set aside, or refused."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +50,22 @@ def merge(update: Update, stored: StoredRows) -> Merged:
     `stored` has the update's columns. Raises an error that names column and key if a result does
     not fit.
     """
+    refused = _Refused(update)
     touched = np.empty_like(stored.touched)
     states = []
     changed = np.zeros(len(update), bool)
     for j in range(len(update.columns)):
         before_touched, before = stored.touched[:, j], stored.states[j]
         after_touched = np.where(update.applies[:, j], update.touches[:, j], before_touched)
-        after = _merge_column(update, j, before_touched, before)
+        after = _merge_column(update, j, before_touched, before, refused)
+        if refused.found:
+            continue
         touched[:, j] = after_touched
         states.append(after)
         both = before_touched & after_touched
         changed |= before_touched != after_touched
         changed |= both & ~same(before, after)
+    refused.check()
     after_rows = StoredRows(touched, states)
     if not changed.all():
         stored, after_rows = stored.take(changed), after_rows.take(changed)
@@ -72,7 +81,50 @@ def merge(update: Update, stored: StoredRows) -> Merged:
     return Merged(changed, after_rows, changes)
 
 
-def _merge_column(update: Update, j: int, before_touched: Flags, before: pa.Array) -> pa.Array:
+class _Refused:
+    """The keys of an update whose merge is refused, each with the error of its first column."""
+
+    def __init__(self, update: Update) -> None:
+        self._update = update
+        self.found: dict[int, InvalidValue] = {}
+
+    def add(
+        self, column: Column, where: Flags, before: pa.Array, new: pa.Array, first: Fault
+    ) -> None:
+        """Find all keys that a column refuses, by halving; `first` is the one that is known."""
+        assert column.function is not None
+        update, chosen = self._update, np.flatnonzero(where)
+        waiting = [(0, len(chosen))]
+        while waiting and len(self.found) < MOST_REFUSED:
+            start, stop = waiting.pop()
+            index = pa.array(chosen[start:stop])
+            try:
+                column.function.combine(before.take(index), new.take(index))
+            except Fault as fault:
+                if stop - start > 1:
+                    middle = (start + stop) // 2
+                    waiting += [(middle, stop), (start, middle)]
+                    continue
+                at = int(chosen[start])
+                error = value_error(fault, column.name, update.key_names, update.keys, at)
+                self.found.setdefault(at, error)
+        if not self.found:  # It refuses some together, and none by itself.
+            error = value_error(first, column.name, update.key_names, update.keys, first.index)
+            self.found[first.index] = error
+
+    def check(self) -> None:
+        """Raise the error of the first key, with all of them."""
+        if not self.found:
+            return
+        errors = [self.found[at] for at in sorted(self.found)]
+        error = errors[0]
+        error.refused = {one.encoded_key: str(one) for one in errors if one.encoded_key is not None}
+        raise error
+
+
+def _merge_column(
+    update: Update, j: int, before_touched: Flags, before: pa.Array, refused: _Refused
+) -> pa.Array:
     """Return the column's states after the update; what stands where it is untouched is void."""
     column, new = update.columns[j], update.states[j]
     assert column.function is not None
@@ -81,7 +133,8 @@ def _merge_column(update: Update, j: int, before_touched: Flags, before: pa.Arra
     try:
         merged = _combine_where(column.function, combines, before, new)
     except Fault as fault:
-        raise value_error(fault, column.name, update.key_names, update.keys, fault.index) from None
+        refused.add(column, combines, before, new, fault)
+        return before
     return merged if applies.all() else choose(applies, before, merged)
 
 

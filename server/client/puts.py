@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from foundation.errors import InvalidValue
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.results import BucketResult, PutResult
 from merge_engine.bucket.segment import AggMode
@@ -141,6 +142,7 @@ def _to_call(caller: TableCaller, rows: Rows, schema: Schema, owner: str) -> Put
         mode=known_mode(rows.mode),
         operation_column=rows.operation_column,
         owner=owner,
+        takes_refusal=True,
     )
 
 
@@ -169,5 +171,8 @@ def _send(
         patient=patient,
         changes=True,
     )
+    refused = [answer.refusal for _, answer in shares if answer.refusal is not None]
+    if refused:
+        raise InvalidValue.together(refused)
     sealed = [bucket for buckets, answer in shares if answer.sealed for bucket in buckets]
     return replace(together(shares), sealed=frozenset(sealed))

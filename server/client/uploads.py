@@ -5,7 +5,7 @@ again: whoever holds the column lock starts over, under a new epoch.
 """
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from foundation.errors import NotLeader, ServerUnavailable
+from foundation.errors import InvalidValue, NotLeader, ServerUnavailable
 from foundation.ids import BucketId, LeadKey
 from foundation.parallel import map_all
 from merge_engine.bucket.options import MEBIBYTE
@@ -26,6 +26,7 @@ from server.client.table_caller import Answer, TableCaller
 from server.protocol.calls import Call
 from server.protocol.puts import (
     Advance,
+    AdvanceAnswer,
     ForgetPut,
     PutChunk,
     PutProgress,
@@ -147,8 +148,13 @@ class LargePut:
         uploads = self._all()
         map_all(self._pool, self._send, uploads)
         answers = map_all(self._pool, lambda one: self._advance(one, try_only), uploads)
-        results = {key: result for _, found in answers for key, result in found.items()}
-        return Answers(results, frozenset(session for session, _ in answers))
+        refused = [answer.refusal for answer in answers if answer.refusal is not None]
+        if refused:
+            raise InvalidValue.together(refused)
+        results = {
+            key: result for answer in answers for key, result in (answer.results or {}).items()
+        }
+        return Answers(results, frozenset(answer.session for answer in answers))
 
     def hand_over(self) -> list[Uploaded]:
         """Leave what the servers have to somebody else; this one is closed."""
@@ -188,14 +194,12 @@ class LargePut:
         upload.waiting, upload.waiting_bytes = [], 0
         upload.chunks += 1
 
-    def _advance(
-        self, upload: _Upload, try_only: bool
-    ) -> tuple[str, Mapping[BucketId, BucketResult]]:
+    def _advance(self, upload: _Upload, try_only: bool) -> AdvanceAnswer:
         call = self._to_advance(upload, try_only=try_only)
         while True:
             answer = self._call(upload, call)
             if answer.done:
-                return answer.session, answer.results or {}
+                return answer
 
     def _to_advance(self, upload: _Upload, *, try_only: bool) -> Advance:
         return Advance(
@@ -205,6 +209,7 @@ class LargePut:
             rows=upload.rows,
             buckets={key: Uploads(self._terms[key], parts) for key, parts in upload.parts.items()},
             try_only=try_only,
+            takes_refusal=True,
         )
 
     def _call(self, upload: _Upload, call: Call[Answer]) -> Answer:

@@ -6,11 +6,12 @@ from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 
-from foundation.errors import BadRequest
+from foundation.errors import BadRequest, InvalidValue
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.results import BucketResult
 from merge_engine.bucket.segment import AggMode
 from recovery.leader.fenced_writers import Writer
+from server.protocol import wire
 from server.protocol.calls import (
     Answer_co,
     BucketsAnswer,
@@ -52,12 +53,30 @@ _RESULT_OF_PARTS = Row[BucketResult](
 )
 
 
+def _read_refusal(received: Fields, name: str) -> InvalidValue:
+    try:
+        error = wire.error_of(received.get(name, dict))
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise BadRequest(f"a refusal that cannot be read: {exc!r}") from exc
+    if not isinstance(error, InvalidValue):
+        raise BadRequest(f"a refusal that is {error!r}")
+    return error
+
+
+# Not as an error, which has no room for all keys that are refused.
+_REFUSAL = Kind[InvalidValue](lambda name, error: {name: wire.to_fields(error)}, _read_refusal)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PutAnswer(BucketsAnswer[BucketResult]):
-    """What the put did. `sealed`: and that its batch is closed in these buckets."""
+    """What the put did. `sealed`: and that its batch is closed in these buckets.
+
+    `refusal`: nothing was written, and why; then there are no results.
+    """
 
     results: Annotated[tuple[BucketResult, ...], listed(_RESULT)]
     sealed: Annotated[bool, FLAG] = False
+    refusal: Annotated[InvalidValue | None, _REFUSAL] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +99,7 @@ class Put(RowsCall[PutAnswer], BucketsCall[PutAnswer]):
     put would refuse now. `holds_end`: the closing message comes only when the server has said
     `GO_ON`: until then it is certain that nothing was written, whatever breaks. `seals`: the writer
     has nothing else of this batch for these buckets, so they may close it; the answer says if so.
+    `takes_refusal`: keys that are refused are told in the answer, all of them.
     """
 
     name = "put"
@@ -90,6 +110,7 @@ class Put(RowsCall[PutAnswer], BucketsCall[PutAnswer]):
     try_only: Annotated[bool, FLAG] = False
     holds_end: Annotated[bool, FLAG] = False
     seals: Annotated[bool, FLAG] = False
+    takes_refusal: Annotated[bool, FLAG] = False
 
     @staticmethod
     def place(index: int) -> bytes:
@@ -185,19 +206,21 @@ _ADVANCED = Kind(_write_advanced, _read_advanced)
 
 @dataclass(frozen=True, kw_only=True)
 class AdvanceAnswer(Message):
-    """How far the put is; the results once all is done."""
+    """How far the put is; the results once all is done, or the refusal once all is tried."""
 
     session: Annotated[str, TEXT]
     done: Annotated[bool, FLAG]
     rows_done: Annotated[int, NUMBER]
     results: Annotated[Mapping[BucketId, BucketResult] | None, _ADVANCED] = None
+    refusal: Annotated[InvalidValue | None, _REFUSAL] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advance(TableCall[AdvanceAnswer]):
     """Go on with a large put for about a second: write its next parts, or try them.
 
-    `rows` and `buckets` say what has to be there, all of it.
+    `rows` and `buckets` say what has to be there, all of it. `takes_refusal`: as of a `Put`; parts
+    after one that is refused are tried only.
     """
 
     name = "advance"
@@ -206,6 +229,7 @@ class Advance(TableCall[AdvanceAnswer]):
     rows: Annotated[int, NUMBER]
     buckets: Annotated[Mapping[BucketId, Uploads], by_bucket(_UPLOADS)]
     try_only: Annotated[bool, FLAG] = False
+    takes_refusal: Annotated[bool, FLAG] = False
 
 
 @dataclass(frozen=True, kw_only=True)

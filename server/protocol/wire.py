@@ -33,6 +33,7 @@ LONGEST_REQUEST = 8 << 20
 LONGEST_TEXT = 1_000
 # Errors travel as HTTP headers, and gRPC drops answers whose headers are above 8 KiB.
 _LONGEST_MESSAGE, _END_OF_MESSAGE, _LONGEST_KEY = 900, 250, 500
+_MOST_REFUSED_BYTES = 4 << 20
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _LENGTH = struct.Struct("<I")
 
@@ -48,6 +49,22 @@ def _errors() -> dict[str, type[Exception]]:
         found[kind.__name__] = kind
         waiting += kind.__subclasses__()
     return found
+
+
+def to_fields(error: Exception) -> dict[str, Any]:
+    """Return an error as fields of a message, which has room for all keys that a put refused."""
+    fields: dict[str, Any] = {"error": type(error).__name__, "message": readable(str(error))}
+    if isinstance(error, InvalidValue):
+        if error.encoded_key is not None:
+            fields["key"] = error.encoded_key.hex()
+        refused, size = {}, 0
+        for key, why in error.refused.items():
+            size += 2 * len(key) + len(why)
+            if size > _MOST_REFUSED_BYTES:
+                break
+            refused[key.hex()] = readable(why)
+        fields["refused"] = refused
+    return fields
 
 
 def to_flight_error(error: Exception) -> flight.FlightError:
@@ -86,10 +103,12 @@ def from_flight_error(error: flight.FlightError) -> Exception | None:
 
 
 def error_of(fields: Mapping[str, Any]) -> Exception:
-    """Return the error that these fields (error, message and perhaps key) describe."""
+    """Return the error that these fields (error, message, perhaps key and refused) describe."""
     made = _errors().get(fields["error"], ServerFailed)(str(fields["message"]))
     if isinstance(made, InvalidValue) and "key" in fields:
         made.encoded_key = bytes.fromhex(fields["key"])
+        refused = fields.get("refused", {}).items()
+        made.refused = {bytes.fromhex(key): str(why) for key, why in refused}
     return made
 
 

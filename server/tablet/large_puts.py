@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import BadRequest, BatchTooLarge, StagedPutLost, TornPut
+from foundation.errors import BadRequest, BatchTooLarge, InvalidValue, StagedPutLost, TornPut
 from foundation.ids import BucketId, LeadKey
 from foundation.parallel import map_all
 from merge_engine.bucket.options import MEBIBYTE
@@ -18,6 +18,7 @@ from merge_engine.bucket.results import BucketResult
 from merge_engine.merging.batch import read_batch
 from merge_engine.merging.fold import Update, fold
 from merge_engine.merging.hashing import bucket_of
+from merge_engine.merging.merge import MOST_REFUSED
 from recovery.leader.led_bucket import LedBucket, Overtaken, Put
 from server.protocol import wire
 from server.protocol.calls import Nothing
@@ -162,23 +163,42 @@ class LargePuts:
                 f"a put of {call.rows:,} rows of which {staged.rows:,} arrived; "
                 "nothing was written, send it again"
             )
-        step = self._try_part if call.try_only else self._write_part
         deadline = time.monotonic() + self._advance_s
         keys = sorted(call.buckets)
         with self._admission.put():
             found = map_all(
                 self._pool,
-                lambda key: self._run(partial(step, staged, key, call.buckets[key].term), deadline),
+                lambda key: self._run(partial(self._step, call, staged, key), deadline),
                 keys,
             )
         results = {key: one for key, one in zip(keys, found, strict=True) if one is not None}
-        done = len(results) == len(keys)
+        refused = len(_refused(staged))
+        done = len(results) == len(keys) or refused >= MOST_REFUSED
+        refusal = InvalidValue.together(staged.refusals) if done and refused else None
         return AdvanceAnswer(
             session=session,
             done=done,
             rows_done=staged.rows_done,
-            results=results if done else None,
+            results=results if done and refusal is None else None,
+            refusal=refusal,
         )
+
+    def _step(self, call: Advance, staged: StagedPut, key: BucketId) -> BucketResult | None:
+        """Write the next parts of a bucket, or try them; the result once all of them are.
+
+        Once anything of the put is refused, its writer will undo it: all that is left is to find
+        out what else is refused.
+        """
+        term = call.buckets[key].term
+        try:
+            if call.try_only or staged.refusals:
+                return self._try_part(staged, key, term)
+            return self._write_part(staged, key, term)
+        except InvalidValue as exc:
+            if not (call.takes_refusal and exc.refused):
+                raise
+            staged.refusals.append(exc)
+            return None
 
     def forget(self, call: ForgetPut) -> Nothing:
         """Let go of an upload."""
@@ -235,19 +255,36 @@ class LargePuts:
         """Try the next part of a bucket on top of those before it."""
         with staged.at(key) as one:
             led = self._led(staged, key)
-            count = self._how_many(one, one.tried, led)
-            update = self._update(staged, key, one.tried, count)
+            first = max(one.tried, one.done or 0)
+            if first < len(one.parts):
+                self._try_parts_from(first, one, staged, led, key=key, term=term)
+            if max(one.tried, one.done or 0) < len(one.parts):
+                return None
+            if one.overlay is not None:
+                one.overlay.close()
+                one.overlay = None
+            end = led.bucket.end_offset
+            return BucketResult(base_offset=end, end_offset=end)
+
+    def _try_parts_from(
+        self,
+        first: int,
+        one: PartsOfBucket,
+        staged: StagedPut,
+        led: LedBucket,
+        *,
+        key: BucketId,
+        term: int,
+    ) -> None:
+        """Try the next parts of a bucket on top of those before them."""
+        count = self._how_many(one, first, led)
+        update = self._update(staged, key, first, count).without(_refused(staged))
+        if len(update):
             if one.overlay is None:
                 one.overlay = Overlay(self._staging.scratch.directory)
             one.turns = led.bucket.turns + 2  # It takes two, if nobody else comes.
             led.try_part(staged.request.writer, term, update, one.overlay)
-            one.tried += count
-            if one.tried < len(one.parts):
-                return None
-            one.overlay.close()
-            one.overlay, one.tried = None, 0
-            end = led.bucket.end_offset
-            return BucketResult(base_offset=end, end_offset=end)
+        one.tried = first + count
 
     def _led(self, staged: StagedPut, key: BucketId) -> LedBucket:
         return self._requests.hosting.get(LeadKey(staged.request.table_id, key))
@@ -283,6 +320,11 @@ class LargePuts:
             pa.Table.from_batches(parts),
             request,
         )
+
+
+def _refused(staged: StagedPut) -> set[bytes]:
+    """Return the keys of a put that were refused so far."""
+    return {key for refusal in list(staged.refusals) for key in refusal.refused}
 
 
 def _in_parts(call: PutChunk) -> Put:

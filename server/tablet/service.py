@@ -22,6 +22,7 @@ from foundation.errors import (
     BatchTooLarge,
     Closed,
     Deposed,
+    InvalidValue,
     NotLeader,
     ServerFailed,
     SessionLost,
@@ -291,15 +292,21 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             seals = call.seals and call.writer is not None and not call.try_only
             order = sorted(range(len(keys)), key=lambda at: keys[at])
             parts = self._map(lambda at: self._part(call, table, keys[at], received[at]), order)
-            results = put_led(
-                parts,
-                self._map,
-                writer=call.writer,
-                owner=call.owner,
-                token=call.token,
-                try_only=call.try_only,
-                seals=seals,
-            )
+            try:
+                results = put_led(
+                    parts,
+                    self._map,
+                    writer=call.writer,
+                    owner=call.owner,
+                    token=call.token,
+                    try_only=call.try_only,
+                    seals=seals,
+                )
+            except InvalidValue as exc:
+                if not call.takes_refusal:
+                    raise
+                self._metrics.count("errors", call="put", error=type(exc).__name__)
+                return PutAnswer(session=session, results=(), refusal=exc)
         if not call.try_only:
             self._complaints.over(_DISK_FULL)
         for part, result in () if call.try_only else zip(parts, results, strict=True):

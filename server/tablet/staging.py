@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from foundation.background import surviving
-from foundation.errors import BadRequest, StagedPutLost, TallybookError, UnknownTable
+from foundation.errors import BadRequest, InvalidValue, StagedPutLost, TallybookError, UnknownTable
 from foundation.ids import BucketId
 from locks.coordinator import Coordinator
 from merge_engine.bucket.overlay import Overlay
@@ -50,7 +50,8 @@ class _Stored:
 class PartsOfBucket:
     """The parts of one bucket, how many of them are done, and the result of the last one.
 
-    `done` is None as long as the bucket was not asked. `turns`: of the bucket, if nobody has had it
+    `done` is None as long as the bucket was not asked. `tried` are those that were tried, after
+    those that are done. `turns`: of the bucket, if nobody has had it
     since we did.
     `alone_s`: since when nobody else has wanted it.
     """
@@ -82,6 +83,8 @@ class StagedPut:
         self.chunks = 0
         self.rows = 0
         self.used_s = 0.0
+        # What was refused of it so far. From then on its parts are tried, and not written.
+        self.refusals: list[InvalidValue] = []
 
     @property
     def bytes(self) -> int:

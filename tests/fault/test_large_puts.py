@@ -154,6 +154,29 @@ def test_one_bad_row_near_the_end_leaves_nothing_of_the_batch(table: RemoteTable
     check(table, 2)
 
 
+@pytest.mark.parametrize("recovery", ["undo", "redo"])
+@pytest.mark.parametrize("rows_of_batch", [400, ROWS])
+def test_all_keys_that_servers_refuse_are_told_at_once(
+    table: RemoteTable, tmp_path: Path, *, rows_of_batch: int, recovery: str
+) -> None:
+    """Of few rows and of many, by both servers, in whichever part they are."""
+    keys = range(rows_of_batch)
+    bad = {key for key in keys if key % 13 == 0}
+    full = pa.table({"k": sorted(bad), "total": [2**63 - 1] * len(bad), "last": ["x"] * len(bad)})
+    more = pa.table({"k": keys, "total": [1] * len(keys), "last": ["y"] * len(keys)})
+    redo = RedoLog.open(str(tmp_path)) if recovery == "redo" else None
+    with writer_of(table, redo=redo) as writer:
+        writer.write(0, Rows(data=full, columns=COLUMNS))
+        with pytest.raises(Overflow, match="column 'total', key k=") as refused:
+            writer.write(1, Rows(data=more, columns=COLUMNS))
+        assert len(refused.value.refused) == len(bad)
+        good = more.filter(pa.array([key not in bad for key in keys]))
+        writer.write(1, Rows(data=good, columns=COLUMNS))
+    found = table.scan(["total"]).to_arrow().to_pydict()
+    totals = dict(zip(found["k"], found["total"], strict=True))
+    assert totals == {key: 2**63 - 1 if key in bad else 1 for key in keys}
+
+
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_server_that_is_killed_anywhere_in_a_large_batch_has_written_it_once(
     table: RemoteTable,

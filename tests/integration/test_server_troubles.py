@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from locks.column_locks.locks import ColumnLocks
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from merge_engine.storage.objects import LocalStorage
 from recovery.writer.parts import PartSizes
+from recovery.writer.redo import RedoLog
 from recovery.writer.rows import Rows
 from server.client.cluster import connect
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
 from server.page.overview import Overview
+from server.protocol.puts import Advance, AdvanceAnswer
+from server.tablet import large_puts
 from server.tablet.config import ServerConfig
+from server.tablet.large_puts import LargePuts
 from server.tablet.limits import SpoolLimits
 from server.tablet.tablet_server import TabletServer
 from tallybook.commands.status import problems_of, status_rows
@@ -160,6 +165,38 @@ def test_what_is_committed_is_read_while_the_log_store_says_nothing(
             assert table.scan().to_arrow().num_rows == 3
         finally:
             answers.set()
+
+
+def test_buckets_of_different_size_are_tried_in_as_many_calls_as_the_largest_takes(
+    zookeeper: EmbeddedZooKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was tried whole waits for the others, and is not tried again meanwhile."""
+    address = chroot(zookeeper)
+    monkeypatch.setattr(large_puts, "_ALONE_S", 1e9)
+    with (
+        serving(address, tmp_path / "logs", tmp_path / "views") as server,
+        connect(address) as client,
+    ):
+        server._service._large._advance_s = 0.0
+        advance, calls = LargePuts.advance, [0]
+
+        def counted_advance(large: LargePuts, call: Advance) -> AdvanceAnswer:
+            calls[0] += call.try_only
+            return advance(large, call)
+
+        server._service._actions = {
+            **server._service._actions,
+            Advance.name: (Advance, partial(counted_advance, server._service._large)),
+        }
+        table = client.create_table("t", TEXTS, buckets=2)
+        redo = RedoLog.open(str(tmp_path / "redo"))
+        with table.writer(owner_id="etl", columns=["text"], redo=redo) as writer:
+            access = writer.access
+            assert isinstance(access, RemoteAccess)
+            access.sizes = PartSizes(call_rows=1, rows=10)
+            writer.write(0, Rows(data={"k": list(range(250)), "text": ["x"] * 250}))
+        assert 10 < calls[0] <= 20, "a part of each bucket with every call"
+        assert table.to_arrow().num_rows == 250
 
 
 def test_an_upload_outlives_a_pause_of_its_source(

@@ -234,6 +234,24 @@ def partitioned() -> Schema:
 
 
 @pytest.mark.parametrize("route", ROUTES)
+def test_all_keys_that_servers_refuse_are_set_aside_together(
+    route: str, sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+    aside = {"bad_rows": "quarantine", "quarantine_path": str(tmp_path / "aside")}
+    sink = sinks.sink(table, ["a", "b"], owner_id="etl", route=route, **aside)
+    bad = range(0, 1_500, 3)
+    sink(sinks.frame([{"k": key, "a": 2**63 - 1, "b": 0} for key in bad]), 0)
+    starts = sink.status()["starts"]
+    sink(sinks.frame([{"k": key, "a": 1, "b": 1} for key in range(1_500)], parts=2), 1)
+    assert sink.status()["last"]["refused"] == len(bad)
+    assert sink.status()["starts"] == starts + 1, "it was undone once"
+    assert {row["k"] for row in parquet_rows(tmp_path / "aside")} == {*bad}
+    found = stored(table, range(1_500))
+    assert found == {key: (2**63 - 1, 0) if key in bad else (1, 1) for key in range(1_500)}
+
+
+@pytest.mark.parametrize("route", ROUTES)
 def test_a_refused_batch_and_deletes_leave_no_partition(route: str, sinks: Sinks) -> None:
     """Refused of a new partition, or of an old one beside it; in one source partition or two."""
     schema = (

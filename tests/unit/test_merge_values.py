@@ -11,6 +11,7 @@ import pytest
 from foundation.errors import InvalidValue, Overflow
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.segment import AggMode
+from merge_engine.encoding.keys import KeyCodec
 from merge_engine.schema.builder import SchemaBuilder
 from tests.conftest import BucketFactory, batch, rows_of, schema_of
 from tests.support.buckets import put
@@ -225,3 +226,28 @@ def test_corrupt_bytes_of_a_bitmap_or_sketch_are_refused_with_column_and_key(
 
 def test_a_null_first_value_stays_first(bucket_factory: BucketFactory) -> None:
     assert merged(bucket_factory, (pa.int64(), "first_value"), [None], [5]) is None
+
+
+def test_all_keys_that_a_merge_refuses_are_told_each_with_its_column(
+    bucket_factory: BucketFactory,
+) -> None:
+    sums = (pa.int64(), "sum")
+    bucket = bucket_factory(schema_of(a=sums, b=sums))
+    keys = list(range(500))
+    bucket.put(batch(k=keys, a=[INT64_MAX] * 500, b=[INT64_MAX] * 500))
+    before = bucket.end_offset
+    a = [int(key % 100 == 0) for key in keys]
+    b = [int(key % 70 == 0) for key in keys]
+    with pytest.raises(Overflow, match=r"^column 'a', key k=0: .*nothing was written") as refused:
+        bucket.put(batch(k=keys, a=a, b=b))
+    told = refused.value.refused
+    codec = KeyCodec([pa.int64()])
+    assert refused.value.encoded_key in told
+    assert {
+        codec.decode(pa.array([key], pa.binary()))[0][0].as_py(): why.partition(",")[0]
+        for key, why in told.items()
+    } == {
+        **{key: "column 'b'" for key in keys if key % 70 == 0},
+        **{key: "column 'a'" for key in keys if key % 100 == 0},
+    }
+    assert bucket.end_offset == before
