@@ -17,6 +17,7 @@ positional     the first and the last value, by arrival or by the order of anoth
 registry       all functions by name
 serialized     functions whose states are the bytes of a set-like object
 sketch_hashes  what sketches hash, and how: MurmurHash3 of 128 bits
+sketch_inputs  sketches that others wrote, read into the form that we write
 sketch_layout  the bytes of sketches: one form for equal ones, checked before they are read
 sketches       approximate distinct counts of any values, as Apache DataSketches
 states         the states of a function, for those who read them as they are

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merge_engine.aggregates import limbs
-from merge_engine.aggregates.arrays import first_true, to_numbers, valid_mask
+from merge_engine.aggregates.arrays import Mask, first_true, to_numbers, valid_mask
 from merge_engine.aggregates.base import AggregateFunction, Fault, Starts
 from merge_engine.aggregates.numeric import Count, Sum
+from merge_engine.encoding.ragged import only_where
 
 _WIDEST = 38
 
@@ -19,10 +20,11 @@ class Avg(AggregateFunction):
 
         lift(x) = (x, 1); lift(null) = null
         combine((s, n), (t, m)) = (s + t, n + m); a null is the identity
-        finish((s, n)) = s / n; null if n = 0 or the state is null
+        finish((s, n)) = s / n; null if the state is null
 
     Of DOUBLE, it takes any number. Of DECIMAL(p, s) it is exact up to the division, which rounds
-    half up (away from zero) to s decimal places.
+    half up (away from zero) to s decimal places. Where the quotients of two states fit the column,
+    so does that of both together, which lies between them.
     """
 
     name = "avg"
@@ -71,21 +73,37 @@ class Avg(AggregateFunction):
         if pa.types.is_floating(self.result_type):
             counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, pa.int64()), counts)
             return pc.divide(sums, counts.cast(pa.float64(), safe=False))
-        numbers = to_numbers(counts, 0)
-        valid = valid_mask(sums) & (numbers > 0)
-        quotients, outside = limbs.divide(sums, numbers, self.result_type, valid)
-        culprit = first_true(outside)
-        if culprit is not None:
-            raise Fault(culprit, "a state of avg whose quotient does not fit its column")
-        return quotients
+        quotients, outside = self._divide(sums, counts)
+        # None of them is outside, but states that were stored before `accept` refused those.
+        return only_where(~outside, quotients)
 
-    def validate_states(self, states: pa.Array) -> None:
+    def accept(self, states: pa.Array) -> pa.Array:
         sums, counts = pc.struct_field(states, "sum"), pc.struct_field(states, "count")
         incomplete = valid_mask(states) & ~(valid_mask(sums) & valid_mask(counts))
-        culprit = first_true(incomplete | (to_numbers(counts, 0) < 0))
+        numbers = to_numbers(counts, 0)
+        culprit = first_true(incomplete | (numbers < 0))
         if culprit is not None:
             raise Fault(culprit, "a state of avg needs a sum and a count that is not negative")
-        self.finish(states)
+        empty = numbers == 0
+        culprit = first_true(empty & valid_mask(states) & ~self._is_zero(sums))
+        if culprit is not None:
+            raise Fault(culprit, "a state of avg has a sum of no values, which is not zero")
+        if pa.types.is_decimal(self.result_type):
+            culprit = first_true(self._divide(sums, counts)[1])
+            if culprit is not None:
+                raise Fault(culprit, "a state of avg whose quotient does not fit its column")
+        return only_where(~empty, states)
+
+    def _divide(self, sums: pa.Array, counts: pa.Array) -> tuple[pa.Array, Mask]:
+        """Return the quotients of decimals, and where they do not fit the column."""
+        numbers = to_numbers(counts, 0)
+        valid = valid_mask(sums) & (numbers > 0)
+        return limbs.divide(sums, numbers, self.result_type, valid)
+
+    @staticmethod
+    def _is_zero(sums: pa.Array) -> Mask:
+        is_zero: Mask = to_numbers(pc.equal(sums, pa.scalar(0, sums.type)), False)
+        return is_zero
 
     def _state(self, sums: pa.Array, counts: pa.Array) -> pa.Array:
         mask = None if sums.null_count == 0 else pa.array(np.logical_not(valid_mask(sums)))

@@ -3,11 +3,17 @@
     lift(raw)              one input value as a state
     combine(older, newer)  associative; works element by element on two arrays of states
     finish(state)          what a reader sees
+    accept(states)         states from outside, in the form that the function gives its own
 
 The identity is "never written" (the touched bit of a row is clear), so `combine` only ever meets
 states that exist. A *null* state is a state like any other; what it means is the function's to say
 (for functions that skip nulls: nothing but nulls have been seen so far, and combining it with x
 gives x).
+
+`finish` never fails: a state of which nothing can be read is refused where it comes in, by
+`accept`, and `combine` refuses to make one, as it refuses to overflow. What `combine` makes of
+accepted states is as `accept` would return it, so what is stored does not depend on the order of
+rows in a batch. Only several rows together may read as more than one array holds: `BatchTooLarge`.
 
 `fold` and `accumulate` reduce the consecutive runs of an array, one run per key, to one state each.
 No run is empty, and together they cover the array. Both follow from `combine` and `lift`; a
@@ -118,8 +124,12 @@ class AggregateFunction(ABC):
         """Return what a reader sees, in the column's declared type."""
         return states
 
-    def validate_states(self, states: pa.Array) -> None:
-        """Raise Fault at the first state that came from outside and is not well-formed."""
+    def accept(self, states: pa.Array) -> pa.Array:
+        """Return states from outside as `combine` would have made them.
+
+        Fault at the first one that is not well-formed, or that a reader could not read.
+        """
+        return states
 
     def fold(self, states: pa.Array, starts: Starts) -> pa.Array:
         """Reduce each run of states (run i begins at starts[i]) to one, oldest first.

@@ -48,6 +48,11 @@ class _Bitmap(SerializedSet):
 
     @staticmethod
     @abstractmethod
+    def _end(data: bytes) -> int:
+        """Return how many of the bytes a bitmap takes."""
+
+    @staticmethod
+    @abstractmethod
     def _parts(data: bytes) -> list[tuple[int, int]]:
         """Return, per 32-bit bitmap, what its values are offset by and where it begins."""
 
@@ -89,6 +94,13 @@ class _Bitmap(SerializedSet):
             union |= self._from_bytes(state)
         return self._to_bytes(union)
 
+    def _in_our_form(self, state: bytes) -> bytes | None:
+        bitmap = self._from_bytes(state)
+        junk = len(state) - self._end(state)
+        if junk:
+            raise Damaged(f"{junk} bytes follow it")
+        return self._to_bytes(bitmap) if bitmap else None
+
     def _size(self, state: bytes) -> int:
         return len(self._from_bytes(state))
 
@@ -128,6 +140,10 @@ class RoaringBitmap32(_Bitmap):
     word = np.uint32
 
     @staticmethod
+    def _end(data: bytes) -> int:
+        return _run_containers(data, 0)[1]
+
+    @staticmethod
     def _parts(data: bytes) -> list[tuple[int, int]]:  # noqa: ARG004
         return [(0, 0)]
 
@@ -145,14 +161,22 @@ class RoaringBitmap64(_Bitmap):
     word = np.uint64
 
     @staticmethod
+    def _end(data: bytes) -> int:
+        return _parts_of_64_bits(data)[1]
+
+    @staticmethod
     def _parts(data: bytes) -> list[tuple[int, int]]:
-        (count,) = struct.unpack_from("<Q", data)
-        parts, at = [], 8
-        for _ in range(count):
-            (upper,) = struct.unpack_from("<I", data, at)
-            parts.append((upper << 32, at + 4))
-            _, at = _run_containers(data, at + 4)
-        return parts
+        return _parts_of_64_bits(data)[0]
+
+
+def _parts_of_64_bits(data: bytes) -> tuple[list[tuple[int, int]], int]:
+    (count,) = struct.unpack_from("<Q", data)
+    parts, at = [], 8
+    for _ in range(count):
+        (upper,) = struct.unpack_from("<I", data, at)
+        parts.append((upper << 32, at + 4))
+        _, at = _run_containers(data, at + 4)
+    return parts, at
 
 
 def _tied_values(data: bytes, offset: int, at: int) -> list[int]:

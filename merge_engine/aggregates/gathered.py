@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from foundation.errors import BatchTooLarge
 from merge_engine.aggregates.arrays import (
     Indices,
     any_in_runs,
@@ -18,11 +19,13 @@ from merge_engine.aggregates.base import AggregateFunction, Fault, Starts
 from merge_engine.aggregates.identity import identity_codes
 from merge_engine.aggregates.lists import Lists
 from merge_engine.aggregates.parameters import read_text, read_whole_number
+from merge_engine.encoding import ragged
 
 DEFAULT_DELIMITER = ","
 
-# How many items a list can have.
+# How many items a list of Arrow's can have, and how many bytes a text.
 _LONGEST = 2**31 - 1
+_LONGEST_TEXT = 2**31 - 2
 
 _read_limit = read_whole_number(1)
 
@@ -65,12 +68,13 @@ class _Gathered(AggregateFunction):
         rows = Lists(values.drop_null(), count_in_runs(valid, starts), any_in_runs(valid, starts))
         return self._to_states(rows)
 
-    def validate_states(self, states: pa.Array) -> None:
+    def accept(self, states: pa.Array) -> pa.Array:
         rows = Lists.of(states)
         culprit = first_true(~valid_mask(rows.items))
         if culprit is not None:
             row = int(rows.rows_of_items()[culprit])
             raise Fault(row, f"a state of {self.name} has a null in it")
+        return self._to_states(rows)
 
     @abstractmethod
     def _settle(self, rows: Lists) -> Lists:
@@ -84,8 +88,7 @@ class _Newest(_Gathered):
     """States are what came last, up to the limit."""
 
     def combine(self, older: pa.Array, newer: pa.Array) -> pa.Array:
-        rows = Lists.of(older).concatenate(Lists.of(newer), newest=self._most)
-        return rows.to_array(self.state_type)
+        return self._to_states(Lists.of(older).concatenate(Lists.of(newer), newest=self._most))
 
     def _settle(self, rows: Lists) -> Lists:
         return rows.newest(self._most)
@@ -141,7 +144,32 @@ class StringAgg(_Newest):
         return changed | super().parameters
 
     def finish(self, states: pa.Array) -> pa.Array:
+        # What combines into a text that is too long is refused; several rows may still be.
+        sizes = self._sizes(Lists.of(states))
+        if sizes is not None and sizes.sum() > _LONGEST_TEXT:
+            raise BatchTooLarge(f"{sizes.sum():,} bytes in one column; read fewer rows at a time")
         return pc.binary_join(states, self.delimiter)
+
+    def _settle(self, rows: Lists) -> Lists:
+        rows = super()._settle(rows)
+        sizes = self._sizes(rows)
+        if sizes is not None:
+            culprit = first_true(sizes > _LONGEST_TEXT)
+            if culprit is not None:
+                reason = f"the text grows to {sizes[culprit]:,} bytes, beyond the 2 GiB of a STRING"
+                raise Fault(culprit, f"{reason}; give the column a limit", overflow=True)
+        return rows
+
+    def _sizes(self, rows: Lists) -> Indices | None:
+        """Return how long the texts are; None if all together are no longer than one may be."""
+        items = rows.items.view(pa.binary())
+        delimiter = len(self.delimiter.encode())
+        bounds = ragged.offsets(items).astype(np.int64)
+        if int(bounds[-1] - bounds[0]) + len(items) * delimiter <= _LONGEST_TEXT:
+            return None
+        sizes: Indices = np.diff(bounds[rows.offsets()])
+        sizes += np.maximum(rows.lengths - 1, 0) * delimiter
+        return sizes
 
 
 class CollectSet(_Gathered):
@@ -161,9 +189,9 @@ class CollectSet(_Gathered):
     def supports(cls, result_type: pa.DataType) -> bool:
         return bool(pa.types.is_list(result_type))
 
-    def validate_states(self, states: pa.Array) -> None:
-        super().validate_states(states)
+    def accept(self, states: pa.Array) -> pa.Array:
         _refuse_duplicates(Lists.of(states), "a state of collect_set has a value twice")
+        return super().accept(states)
 
     def _settle(self, rows: Lists) -> Lists:
         first, _, lengths = _distinct(rows)
@@ -203,8 +231,9 @@ class MergeMap(_Gathered):
         # Raw maps fold like states: the last of equal keys wins within a map as between two.
         return self.fold(values, starts)
 
-    def validate_states(self, states: pa.Array) -> None:
+    def accept(self, states: pa.Array) -> pa.Array:
         _refuse_duplicates(Lists.of(states), "a state of merge_map has a key twice")
+        return states
 
     def _settle(self, rows: Lists) -> Lists:
         first, last, lengths = _distinct(rows)

@@ -135,10 +135,11 @@ class Count(Sum):
     def finish(self, states: pa.Array) -> pa.Array:
         return pc.fill_null(states, 0) if states.null_count else states
 
-    def validate_states(self, states: pa.Array) -> None:
+    def accept(self, states: pa.Array) -> pa.Array:
         culprit = first_true(to_numbers(states, 0) < 0)
         if culprit is not None:
             raise Fault(culprit, f"a count of {states[culprit]} is negative")
+        return pc.fill_null(states, 0)
 
 
 class Product(ValueIsState):

@@ -106,9 +106,9 @@ class _Positional(AggregateFunction):
     def finish(self, states: pa.Array) -> pa.Array:
         return states if self._order_by is None else pc.struct_field(states, "value")
 
-    def validate_states(self, states: pa.Array) -> None:
+    def accept(self, states: pa.Array) -> pa.Array:
         if self._order_by is None:
-            return
+            return states
         if self.ignores_nulls:
             malformed = valid_mask(states) & ~valid_mask(pc.struct_field(states, "value"))
             reason = f"a state of {self.name} has an order but no value"
@@ -117,6 +117,7 @@ class _Positional(AggregateFunction):
             reason = f"a state of {self.name} with order_by is null"
         if malformed.any():
             raise Fault(int(np.argmax(malformed)), reason)
+        return states
 
     def _pick(self, candidates: pa.Array, order: pa.Array | None, starts: Starts) -> Indices:
         eligible: Mask | None = None

@@ -46,6 +46,10 @@ class SerializedSet(AggregateFunction):
         """Return the union of at least two sets; raise Damaged if one of them is."""
 
     @abstractmethod
+    def _in_our_form(self, state: bytes) -> bytes | None:
+        """Return the bytes that we write for a set, None if it is empty; Damaged if it is none."""
+
+    @abstractmethod
     def _size(self, state: bytes) -> int:
         """Return how many values the set has; raise Damaged if the bytes are no set."""
 
@@ -68,8 +72,14 @@ class SerializedSet(AggregateFunction):
             return states
         return pc.fill_null(self._sizes(states), 0)
 
-    def validate_states(self, states: pa.Array) -> None:
-        self._sizes(states)
+    def accept(self, states: pa.Array) -> pa.Array:
+        accepted: list[bytes | None] = []
+        for index, state in enumerate(states.to_pylist()):
+            try:
+                accepted.append(None if state is None else self._in_our_form(state))
+            except Damaged as error:
+                raise Fault(index, f"a state of {self.name} cannot be taken: {error}") from error
+        return pa.array(accepted, self.state_type)
 
     def _unite(self, states: pa.Array, rows: Indices, count: int) -> pa.Array:
         """Return the unions of `count` rows, given the row of each state; null if it has none."""

@@ -18,6 +18,7 @@ import struct
 from operator import lt
 
 import numpy as np
+import numpy.typing as npt
 
 from merge_engine.aggregates.arrays import Indices
 from merge_engine.aggregates.hash_sets import SmallForm, Words
@@ -103,6 +104,25 @@ def hll_in_one_form(serialized: bytes) -> bytes:
     return bytes(data)
 
 
+def hll_of_registers(registers: npt.NDArray[np.uint8], lg_k: int) -> bytes:
+    """Return the bytes of the sketch with these registers, in the same form."""
+    head = bytes([10, 1, 7, lg_k, 0, _COMPACT | _OUT_OF_ORDER, 0, _REGISTERS])
+    sizes = np.bincount(registers, minlength=len(_POWERS))
+    return head + struct.pack("<dddII", *_sums_of(sizes)) + registers.tobytes()
+
+
+def _sums_of(sizes: Indices) -> tuple[float, float, float, int, int]:
+    """Return what stands before registers, given how many there are of each value."""
+    # Both sums are exact: they add less than 2^21 powers of two that are 31 binary digits apart.
+    terms = sizes * _POWERS
+    return 0.0, float(terms[:32].sum()), float(terms[32:].sum()), int(sizes[0]), 0
+
+
+def theta_of_hashes(hashes: Words, theta: int) -> bytes:
+    """Return the bytes of an estimating sketch of these ascending hashes, all below theta."""
+    return bytes([3]) + _THETA_CONSTANTS + struct.pack("<QQ", len(hashes), theta) + hashes.tobytes()
+
+
 def check_hll(data: bytes, lg_k: int) -> None:
     """Raise Damaged unless this is an HLL sketch as `hll_in_one_form` returns it."""
     if len(data) < 12 or data[1:3] != b"\x01\x07":
@@ -133,10 +153,7 @@ def _are_hll_registers(data: bytes, lg_k: int) -> bool:
     sizes = np.bincount(np.frombuffer(data, dtype=np.uint8, offset=40), minlength=len(_POWERS))
     if len(sizes) > len(_POWERS):
         return False
-    # Both sums are exact: they add less than 2^21 powers of two that are 31 binary digits apart.
-    terms = sizes * _POWERS
-    expected = (0.0, float(terms[:32].sum()), float(terms[32:].sum()), int(sizes[0]), 0)
-    return struct.unpack_from("<dddII", data, 8) == expected
+    return struct.unpack_from("<dddII", data, 8) == _sums_of(sizes)
 
 
 _HLL_CHECKS = {_LIST: _is_hll_list, _SET: _is_hll_set, _REGISTERS: _are_hll_registers}

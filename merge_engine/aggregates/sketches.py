@@ -39,16 +39,21 @@ from merge_engine.aggregates.ordering import ORDERED_TYPES, is_ordered
 from merge_engine.aggregates.parameters import read_whole_number
 from merge_engine.aggregates.serialized import SerializedSet
 from merge_engine.aggregates.sketch_hashes import Hashes, hash_values, is_bytes, is_text
+from merge_engine.aggregates.sketch_inputs import NO_THETA, read_hll, read_theta
 from merge_engine.aggregates.sketch_layout import (
     SmallHll,
     SmallTheta,
     check_hll,
     check_theta,
     hll_in_one_form,
+    hll_of_registers,
+    theta_of_hashes,
 )
 from merge_engine.schema.types import type_name
 
 DEFAULT_LG_K = 12
+# What registers from elsewhere come to may be beyond BIGINT: the largest double below 2^63.
+_LARGEST_ESTIMATE = float(2**63 - 2**10)
 
 
 class _Sketch(SerializedSet):
@@ -108,6 +113,28 @@ class _Sketch(SerializedSet):
         source = np.where(large, count + numbers, np.arange(count))
         return pa.concat_arrays([united, merged]).take(pa.array(source))
 
+    def accept(self, states: pa.Array) -> pa.Array:
+        _, ours = self._small.read(states.fill_null(b""))
+        others = ~ours & valid_mask(states)
+        if not others.any():
+            return states
+        chosen = np.flatnonzero(others)
+        try:
+            accepted = super().accept(states.take(pa.array(chosen)))
+        except Fault as fault:
+            fault.index = int(chosen[fault.index])
+            raise
+        source = np.arange(len(states))
+        source[chosen] = len(states) + np.arange(len(chosen))
+        return pa.concat_arrays([states, accepted]).take(pa.array(source))
+
+    def _in_our_form_of(self, hashes: Words) -> bytes | None:
+        """Return the bytes of a sketch that holds each of these hashes."""
+        state: bytes | None = self._write(
+            HashSets.of(np.zeros(len(hashes), np.int64), hashes, 1)
+        ).to_pylist()[0]
+        return state
+
     def _write(self, sets: HashSets) -> pa.Array:
         """Return the sketches of these sets, null for an empty one.
 
@@ -127,7 +154,7 @@ class _Sketch(SerializedSet):
         return both.take(pa.array(source, mask=source < 0))
 
     def _size(self, state: bytes) -> int:
-        return round(float(self._from_bytes(state).get_estimate()))
+        return round(min(float(self._from_bytes(state).get_estimate()), _LARGEST_ESTIMATE))
 
     @abstractmethod
     def _from_bytes(self, state: bytes) -> Any:
@@ -169,6 +196,12 @@ class HllSketch(_Sketch):
             union.update(self._from_bytes(state))
         return hll_in_one_form(union.get_result(self._registers).serialize_compact())
 
+    def _in_our_form(self, state: bytes) -> bytes | None:
+        found = read_hll(state, self.lg_k)
+        if found.dtype == np.uint32:
+            return self._in_our_form_of(found)
+        return hll_of_registers(found, self.lg_k) if found.any() else None
+
     def _from_bytes(self, state: bytes) -> Any:
         check_hll(state, self.lg_k)
         return hll_sketch.deserialize(state)
@@ -201,6 +234,12 @@ class ThetaSketch(_Sketch):
         for state in states:
             union.update(self._from_bytes(state))
         return bytes(union.get_result().serialize())
+
+    def _in_our_form(self, state: bytes) -> bytes | None:
+        found = read_theta(state, self.lg_k)
+        if found.theta == NO_THETA:
+            return self._in_our_form_of(found.hashes)
+        return theta_of_hashes(found.hashes, found.theta)
 
     def _from_bytes(self, state: bytes) -> Any:
         check_theta(state, self.lg_k)

@@ -29,5 +29,5 @@ class StateOf(ValueIsState):
     def combine(self, older: pa.Array, newer: pa.Array) -> pa.Array:
         return self._function.combine(older, newer)
 
-    def validate_states(self, states: pa.Array) -> None:
-        self._function.validate_states(states)
+    def accept(self, states: pa.Array) -> pa.Array:
+        return self._function.accept(states)

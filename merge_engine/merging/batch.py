@@ -318,8 +318,10 @@ def _read_states(
     # every function.
     rows = np.arange(len(states)) if deletes is None else np.flatnonzero(~deletes)
     try:
-        function.validate_states(states if deletes is None else states.take(pa.array(rows)))
+        if deletes is None:
+            return function.accept(states)
+        accepted = function.accept(states.take(pa.array(rows)))
     except Fault as fault:
         row = int(rows[fault.index])
         raise value_error(fault, column.name, key_names, keys, row) from None
-    return states
+    return accepted.take(pa.array(np.cumsum(~deletes) - 1, mask=deletes))

@@ -80,7 +80,7 @@ def test_what_a_reader_sees_is_what_the_model_says(
     runs = data.draw(runs_for(function))
     states = accumulate(function, runs)
     assert states.type == function.state_type
-    function.validate_states(states)
+    function.accept(states)
     finished = function.finish(states)
     finished.validate(full=True)
     assert finished.type == function.result_type

@@ -59,7 +59,7 @@ def test_an_average_is_the_nearest_number_and_half_goes_away_from_zero(
                 states.append({"sum": decimal(total, scale), "count": count})
                 expected.append(decimal(half_up(total, count), scale))
         array = pa.array([*states, None, {"sum": Decimal(0), "count": 0}], function.state_type)
-        function.validate_states(array)
+        function.accept(array)
         assert function.finish(array).to_pylist() == [*expected, None, None]
         assert function.finish(array.slice(1)).to_pylist() == [*expected, None, None][1:]
 

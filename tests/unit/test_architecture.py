@@ -25,6 +25,7 @@ SOURCES = [path for package in RANK for path in sorted((ROOT / package).rglob("*
 # Of the specification; of deltalake, Polars and DuckDB.
 _FOREIGN = {"after_cut"} | {"to_pyarrow_table", "get_add_actions", "read_delta", "scan_delta"}
 _FOREIGN |= {"delta_scan", "read_parquet", "union_by_name", "missing_columns"}
+_FOREIGN |= {"hll_sketch_agg", "theta_sketch_agg"}
 
 
 def test_what_the_map_names_is_there() -> None:
