@@ -25,6 +25,7 @@ runs                the runs of queries that this process writes for, until thei
 session             a sink from its first batch to its end: who it is, its connection, and its lock
 task_python         the Python that Spark runs tasks of ours with: one that has our packages
 tasks_work          a micro-batch that goes by the executors, as its writer runs it
+termination         SIGTERM, by which a driver is stopped: locks are released before it ends
 watching            how a large batch is getting on, asked of the servers while it is under way
 worker_connections  the connections of a Python process that Spark has started
 """

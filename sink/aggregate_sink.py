@@ -30,7 +30,14 @@ from recovery.writer.access import Grant
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Recipe
-from sink.connect import CannotTravel, ending, in_worker, is_connect, starting_session
+from sink.connect import (
+    CannotTravel,
+    ending,
+    in_worker,
+    is_connect,
+    is_remote,
+    starting_session,
+)
 from sink.failures import failed_batch, went_well
 from sink.frames import TooLarge, collected, known_bytes
 from sink.listener import root_streams, when_run_ends
@@ -41,7 +48,7 @@ from sink.partitions import PartitionsMissing, never_settles, partitions_named, 
 from sink.progress import BatchProgress, SinkStatus
 from sink.quarantine import Quarantine
 from sink.routing import RecentBatches, is_too_large
-from sink.runs import Run, begin, forget
+from sink.runs import Run, begin, close_at_end, closed, forget
 from sink.session import (
     Identity,
     Session,
@@ -52,6 +59,7 @@ from sink.session import (
     planned_as,
 )
 from sink.tasks_work import TasksWork
+from sink.termination import termination
 from sink.watching import Ask, BatchWatch
 
 logger = logging.getLogger(__name__)
@@ -99,6 +107,9 @@ class AggregateSink:
         self._set_up(target)
         if self._options.check:
             self._target.check()
+            if not is_remote():  # Else it is written elsewhere.
+                self._target.check_quarantine()
+        termination.prepare()
 
     def _set_up(self, target: Target) -> None:
         self._target, self._options = target, target.options
@@ -153,6 +164,7 @@ class AggregateSink:
         """
         self._close(lambda _: True)
         atexit.unregister(self._close_at_exit)
+        closed(self._close_at_exit)
 
     def _close(self, is_meant: Callable[[Session], bool]) -> None:
         if forks.is_inherited(self._process):
@@ -200,7 +212,7 @@ class AggregateSink:
         does not say when it planned it: on Spark Connect, or if the caller has its own numbers.
         """
         try:
-            with ending.batch():
+            with ending.batch(), termination.batch():
                 self._call(frame, batch_id, fingerprint)
         except TallybookError as exc:
             if not is_in_query(frame):
@@ -246,7 +258,9 @@ class AggregateSink:
         atexit.register(self._close_at_exit)
         if in_worker():
             ending.prepare(self.close)
-        elif identity.query_id and identity.run_id:
+            return session
+        close_at_end(self._close_at_exit)
+        if identity.query_id and identity.run_id:
             self._end_with(session, identity.query_id, identity.run_id)
         return session
 

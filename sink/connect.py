@@ -47,6 +47,11 @@ def in_worker() -> bool:
     return getattr(spec, "name", None) == _WORKER
 
 
+def is_remote() -> bool:
+    """Whether sessions that this process starts are those of Spark Connect."""
+    return "SPARK_CONNECT_MODE_ENABLED" in os.environ or "SPARK_REMOTE" in os.environ
+
+
 def starting_session() -> Any | None:
     """Return the session that started the query; None if this is no process of Connect's.
 

@@ -8,11 +8,12 @@ was cut off half-way is undone before it is.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foundation.errors import InvalidInput, RewoundBatch
 from locks.column_locks.acquisition import NAMED_WRITE
+from recovery.writer.replays import check_same
 from server.client.cluster import PATIENCE_S, Cluster, Recipe
 from server.client.remote_table import RemoteTable
 from sink.aggregate_sink import AggregateSink
@@ -59,7 +60,8 @@ def write(
     """Write a batch DataFrame, exactly once under this name.
 
     The name is the identity of the write, not its rows: run again, with whatever frame, it does
-    nothing if it was committed. Run again after a crash it undoes what the first attempt left, and
+    nothing if it was committed; RewoundBatch if it was, without one of the `columns` that are given
+    now. Run again after a crash it undoes what the first attempt left, and
     writes. `batch` numbers the writes of a name that is used for many: each once, in rising order;
     a lower one than the last is RewoundBatch. `columns`: unless given, all value columns of the
     table that the frame has. The table is one of a `Cluster`, or a name with an `address` and a
@@ -72,7 +74,7 @@ def write(
     recipe, table_name = _where(table, address, connection)
     owner = NAMED_WRITE + name
     with recipe.connect(patience_s=PATIENCE_S) as cluster:
-        if _is_done(cluster, table_name, owner, batch):
+        if _is_done(cluster, table_name, owner, batch, columns or ()):
             return WriteResult(name=name, batch=batch, skipped=True)
         written = _columns(cluster.table(table_name), frame, columns, settings.get("renamed") or {})
     sink = _NamedSink(
@@ -119,9 +121,13 @@ def _where(
     return cluster.recipe, table.name
 
 
-def _is_done(cluster: Cluster, table: str, owner: str, batch: int) -> bool:
-    """Whether this batch is committed: that can be told without a lock, whoever has it now."""
-    record = cluster.coordinator.locks.record(cluster.table(table).definition.table, owner)
+def _is_done(cluster: Cluster, table: str, owner: str, batch: int, columns: Sequence[str]) -> bool:
+    """Whether this batch is committed: that can be told without a lock, whoever has it now.
+
+    RewoundBatch if it is, and did not have all of these columns.
+    """
+    found = cluster.table(table)
+    record = cluster.coordinator.locks.record(found.definition.table, owner)
     if record is None:
         return False
     if record.batch > batch:
@@ -130,7 +136,12 @@ def _is_done(cluster: Cluster, table: str, owner: str, batch: int) -> bool:
             f"{table}, and batch {batch} may be one that it wrote before: give it a higher number, "
             "or a name of its own"
         )
-    return record.batch == batch
+    if record.batch < batch:
+        return False
+    names = {column.id: column.name for column in found.schema.value_columns}
+    asked = tuple(number for number, name in names.items() if name in columns)
+    check_same(owner, batch, "", replace(record, columns=asked), names)
+    return True
 
 
 def _columns(

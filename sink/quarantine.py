@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from foundation.errors import InvalidInput
 from merge_engine.encoding.soundness import readable
 
 _OF_EPOCH = re.compile(r"epoch-(\d+)-")
@@ -96,6 +97,24 @@ class Quarantine:
     @property
     def _of_batch(self) -> str:
         return f"{self._of_owner}{self.batch}-"
+
+
+def check_place(path: str) -> None:
+    """Make the directory for bad rows, or see that it can be written to; InvalidInput if not.
+
+    Before anything is written: else a batch would find out, the first that has a bad row.
+    """
+    try:
+        filesystem, directory = _open(path)
+        filesystem.create_dir(directory, recursive=True)
+        probe = f"{directory}/.tallybook-{uuid.uuid4().hex}"
+        filesystem.open_output_stream(probe).close()
+        filesystem.delete_file(probe)
+    except (OSError, pa.ArrowException) as exc:
+        raise InvalidInput(
+            f"bad rows cannot be set aside below quarantine_path {path!r}: {exc}. Give a directory "
+            "that driver and executors can make and write to, or bad_rows='fail'"
+        ) from exc
 
 
 def _open(path: str) -> tuple[fs.FileSystem, str]:

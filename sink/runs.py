@@ -85,6 +85,8 @@ class Run:
 
 _lock = threading.Lock()
 _runs: dict[str, Run] = {}
+# What closes the sinks that have a lock, in a query or not.
+_closes: list[Callable[[], None]] = []
 
 
 def begin(run: Run) -> None:
@@ -92,6 +94,29 @@ def begin(run: Run) -> None:
     with _lock:
         _runs[run.run_id] = run
     _exit.prepare()
+
+
+def close_at_end(close: Callable[[], None]) -> None:
+    """Have this called when the process is told to end, unless `closed` comes first."""
+    with _lock:
+        if close not in _closes:
+            _closes.append(close)
+    _exit.prepare()
+
+
+def closed(close: Callable[[], None]) -> None:
+    """Note that a sink is closed."""
+    with _lock:
+        if close in _closes:
+            _closes.remove(close)
+
+
+def end_all_now() -> None:
+    """Stop all queries and close all sinks; returns when that is done, or takes too long.
+
+    Of a process that ends without its exit functions.
+    """
+    _exit.end()
 
 
 def forget(run_id: str | None) -> None:
@@ -144,10 +169,11 @@ class _Exit:
                 threading.Thread(
                     target=self._wait, args=waiting, name="tallybook-exit", daemon=True
                 ).start()
-        atexit.unregister(self._leave)  # Last registered, first called.
-        atexit.register(self._leave)
+        atexit.unregister(self.end)  # Last registered, first called.
+        atexit.register(self.end)
 
-    def _leave(self) -> None:
+    def end(self) -> None:
+        """Have queries stopped and locks released, and wait for that."""
         if self._process == os.getpid():
             self._now.set()
             if not self._done.wait(_AT_EXIT_S):
@@ -182,6 +208,13 @@ def _end_all() -> None:
             logger.info("queries were not stopped at exit: %s", exc)
     for run in runs:
         _end(run)
+    with _lock:
+        left = [*_closes]
+    for close in left:
+        try:
+            close()
+        except Exception as exc:
+            logger.warning("a lock was not released: %s", exc)
 
 
 def _end(run: Run) -> None:

@@ -16,7 +16,7 @@ from server.client.writer_access import RemoteAccess
 from sink.columns import DefinitionWatch, UsedColumns
 from sink.connect import in_worker, is_connect, query_among
 from sink.options import SinkOptions
-from sink.quarantine import Quarantine
+from sink.quarantine import Quarantine, check_place
 from sink.queries import fingerprint_of, query_of
 from sink.rows import InputColumns, RowReader
 from sink.runs import Columns, make_way
@@ -55,6 +55,11 @@ class Target:
         """
         with self.recipe.connect(patience_s=PATIENCE_S) as cluster:
             return self.input(cluster.table(self.table))
+
+    def check_quarantine(self) -> None:
+        """Look whether bad rows can be set aside where they are to go, seen from this machine."""
+        if self.options.bad_rows == "quarantine":
+            check_place(str(self.options.quarantine_path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +289,7 @@ class Session:
 
 def open_session(target: Target, identity: Identity) -> Session:
     """Connect and start; what fails leaves neither a connection nor a claim."""
+    target.check_quarantine()
     cluster = target.recipe.connect()
     session: Session | None = None
     try:

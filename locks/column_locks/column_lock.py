@@ -217,11 +217,15 @@ class ColumnLock:
             )
         counts = not self.owner.startswith(NAMED_WRITE)  # Else numbers are what people like.
         if counts and prepared is None and batch > record.batch + 1:
+            before = "is the first that it commits"
+            if record.batch >= 0:
+                before = f"follows batch {record.batch}"
+            start = ""
+            if record.query_start:
+                start = f" (its query's batch 0 is batch {record.query_start})"
             logger.warning(
-                "batch %d of %s follows batch %d: its source left some out, or counts differently",
-                batch,
-                self.owner,
-                record.batch,
+                "batch %d of %s %s%s: its source left some out, or counts differently",
+                *(batch, self.owner, before, start),
             )
 
     def _update(

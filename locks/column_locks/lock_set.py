@@ -140,6 +140,7 @@ def describe(table: CatalogTable, owner: str, held: LockEntry, now_ms: int) -> s
     )
     detail = f"epoch {record.epoch}{debts}; times in UTC"
     what = f"columns {name(record.columns)} of table {table.name} ({detail})"
+    query = f" for query {record.query}" if record.query else ""
     release = f"tallybook locks release {shlex.quote(table.name)} {shlex.quote(owner)}"
     force = f"{release} --force"
     if EMBEDDED in table.definition.options:
@@ -147,13 +148,13 @@ def describe(table: CatalogTable, owner: str, held: LockEntry, now_ms: int) -> s
     if held.is_live(now_ms):
         until = _clock(held.expires_ms, now_ms)
         return (
-            f"{what} are held by `{owner}` until {until}, and longer if its job renews the lock; "
-            f"wait or, if that job is gone, `{force}`"
+            f"{what} are held by `{owner}`{query} until {until}, and longer if its job renews the "
+            f"lock; wait or, if that job is gone, `{force}`"
         )
     since = "was abandoned" if record.abandoned else f"expired at {_clock(held.expires_ms, now_ms)}"
     return (
-        f"{what} are held by `{owner}`, whose lock {since}; `{release}` settles what it left "
-        "uncommitted, and frees them"
+        f"{what} are held by `{owner}`{query}, whose lock {since}; `{release}` settles what it "
+        "left uncommitted, and frees them"
     )
 
 

@@ -103,6 +103,13 @@ class LockRecord:
         return frozenset(self.columns).union(*(debt.columns for debt in self.debts))
 
     @property
+    def query(self) -> str:
+        """Which query counts the batches, for people: NAME (ID), or its id; "" if none does."""
+        if self.query_name and self.query_id:
+            return f"{self.query_name} ({self.query_id})"
+        return self.query_id
+
+    @property
     def last_columns(self) -> frozenset[int]:
         """The columns of the last committed batch: those that were committed at the last epoch."""
         last = max(self.committed.values(), default=0)

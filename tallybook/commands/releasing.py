@@ -16,6 +16,7 @@ from foundation.errors import (
 from foundation.suggestions import did_you_mean
 from locks.catalog.definitions import CatalogTable
 from locks.column_locks.locks import LockInfo
+from locks.column_locks.records import LockRecord
 from locks.coordinator import Coordinator
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Cluster
@@ -28,10 +29,15 @@ RELEASE_TTL_MS = 30_000
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What a release has done: `held` is False if there was nothing to release."""
+    """What a release has done: `held` is False if there was nothing to release.
+
+    `query_name` and `query_id`: of the query that counts the owner's batches, if one does.
+    """
 
     table: str
     owner: str
+    query_name: str | None
+    query_id: str | None
     columns: str
     held: bool
     undone_keys: int
@@ -41,11 +47,13 @@ class Released:
         count = "it has committed nothing yet"
         if self.batch >= 0:
             count = f"its last committed batch is {self.batch}, and it may go on after it"
+        query = LockRecord(query_name=self.query_name or "", query_id=self.query_id or "").query
+        query = f" for query {query}" if query else ""
         if not self.held:
-            return f"`{self.owner}` holds nothing of table {self.table}; {count}"
+            return f"`{self.owner}`{query} holds nothing of table {self.table}; {count}"
         return (
-            f"columns {self.columns} of table {self.table}, which `{self.owner}` held, are free; "
-            f"{self.undone_keys} keys were undone; {count}"
+            f"columns {self.columns} of table {self.table}, which `{self.owner}` held{query}, are "
+            f"free; {self.undone_keys} keys were undone; {count}"
         )
 
 
@@ -74,6 +82,8 @@ def release(
     return Released(
         table=table.name,
         owner=owner,
+        query_name=lock.record.query_name or None,
+        query_id=lock.record.query_id or None,
         columns=columns,
         held=lock.record.held,
         undone_keys=undone,
@@ -84,9 +94,10 @@ def release(
 def _check_releasable(
     coordinator: Coordinator, table: CatalogTable, lock: LockInfo, columns: str, *, force: bool
 ) -> None:
+    query = f", for query {lock.record.query}," if lock.record.query else ""
     if lock.live and not force:
         raise LockHeld(
-            f"`{lock.owner}` holds columns {columns} of table {table.name} (epoch "
+            f"`{lock.owner}`{query} holds columns {columns} of table {table.name} (epoch "
             f"{lock.record.epoch}) until {utc(lock.expires_ms)}, and its job may be running: to "
             "release its lock would stop that job for good. Stop it yourself and its lock is "
             "released; or, if it is gone, say --force"
@@ -124,10 +135,11 @@ def forget(cluster: Cluster, table_name: str, owner: str) -> str:
     """Forget an owner that holds nothing, and with it its count of batches; LockHeld if it does."""
     coordinator = cluster.coordinator
     table = coordinator.tables.get(table_name)
-    batch = find_owner(coordinator, table, owner).record.batch
+    record = find_owner(coordinator, table, owner).record
     coordinator.locks.forget(table, owner)
-    count = "" if batch < 0 else f", whose last committed batch was {batch}"
-    return f"table {table.name} has forgotten `{owner}`{count}"
+    query = f", of query {record.query}" if record.query else ""
+    count = "" if record.batch < 0 else f", whose last committed batch was {record.batch}"
+    return f"table {table.name} has forgotten `{owner}`{query}{count}"
 
 
 def find_owner(coordinator: Coordinator, table: CatalogTable, owner: str) -> LockInfo:

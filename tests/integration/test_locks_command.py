@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from foundation.errors import Fenced, HandoverNeeded, OldEpoch
+from foundation.errors import Fenced, HandoverNeeded, LockHeld, OldEpoch
 from foundation.failpoints import arm
 from locks.column_locks.records import LockRecord
 from locks.coordinator import Coordinator
@@ -285,6 +285,30 @@ def test_a_query_keeps_its_count_and_comes_back_without_a_handover(
         assert not again.write(0, added())
         assert again.write(1, added())
     assert values(table) == [4] * 3
+
+
+def test_what_an_operator_is_told_of_a_lock_names_its_query(
+    table: RemoteTable, locks: Run, cluster: Cluster
+) -> None:
+    settings = {"query_id": "0ab532e7", "query_name": "nightly load"}
+    job = table.writer(owner_id="etl", columns=["a"], **settings).start()
+    job.write(0, added())
+    query = "query nightly load (0ab532e7)"
+    assert "nightly load (0ab532e7)" in locks("show", table.name, "etl")[1]
+    code, _, told = locks("release", table.name, "etl")
+    assert code == 1
+    assert f"`etl`, for {query}, holds columns a of table {table.name} " in told
+    with pytest.raises(LockHeld, match=rf"are held by `etl` for {re.escape(query)} until "):
+        table.writer(owner_id="other", columns=["a"]).start()
+    dies(job, 1)
+    released = locks("release", table.name, "etl", "--force")[1]
+    assert f"which `etl` held for {query}, are free; " in released
+    again = json.loads(locks("release", table.name, "etl", "--json")[1])
+    assert (again["query_name"], again["query_id"]) == ("nightly load", "0ab532e7")
+    assert f"`etl` for {query} holds nothing" in locks("release", table.name, "etl")[1]
+    assert (
+        f"has forgotten `etl`, of {query}, whose" in locks("forget", table.name, "etl", "--yes")[1]
+    )
 
 
 def test_columns_that_were_renamed_or_dropped_do_not_matter(

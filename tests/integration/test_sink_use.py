@@ -97,6 +97,7 @@ def test_a_write_that_dies_half_way_is_undone_and_done_by_the_next_of_its_name(
         # A process that is killed does not close its sink.
         patched.setattr("sink.named_write._NamedSink.close", lambda _: None)
         patched.setattr("atexit.register", lambda *_: None)
+        patched.setattr("sink.aggregate_sink.close_at_end", lambda _: None)
         with arm(failpoint, die), pytest.raises(Killed):
             tb.write(sinks.frame(ones()), table, name="monday")
     fewer = range(5)
@@ -115,6 +116,18 @@ def test_a_frame_makes_the_partitions_that_its_rows_need(route: str, sinks: Sink
     assert stored(table, [(row["day"], row["k"]) for row in rows]) == {
         (row["day"], row["k"]): (1,) for row in rows
     }
+
+
+def test_a_name_that_was_written_is_not_written_for_other_columns(sinks: Sinks) -> None:
+    table = sinks.table(SUMS)
+    frame = sinks.frame(ones())
+    tb.write(frame, table, name="a", columns=["a"], ignore_extra=True)
+    for columns in (["b"], ["a", "b"]):
+        with pytest.raises(RewoundBatch, match=r"with columns a, and comes again with b, which"):
+            tb.write(frame, table, name="a", columns=columns, ignore_extra=True)
+    assert tb.write(frame, table, name="a", columns=["a"], ignore_extra=True).skipped
+    assert tb.write(frame, table, name="a").skipped, "the name says what it is"
+    assert stored(table, KEYS) == dict.fromkeys(KEYS, (1, None))
 
 
 def test_writes_of_one_name_are_numbered_and_each_counts_once(
@@ -269,6 +282,28 @@ def test_what_is_wrong_with_table_or_columns_is_found_when_the_sink_is_made(sink
         tb.AggregateSink(address, table.name, columns=["nope"])
     with pytest.raises(TallybookError, match=r"127\.0\.0\.1:1"):
         tb.AggregateSink("127.0.0.1:1", "t", columns=["a"], connection={"deadline_s": 1.0})
+
+
+def test_a_place_for_bad_rows_that_cannot_be_made_is_found_before_anything_is_written(
+    sinks: Sinks, tmp_path: Path
+) -> None:
+    table = sinks.table(SUMS)
+    (tmp_path / "file").touch()
+    place = str(tmp_path / "file" / "bad")
+    settings = {"bad_rows": "quarantine", "quarantine_path": place, "owner_id": "etl"}
+    told = re.escape(f"bad rows cannot be set aside below quarantine_path '{place}'")
+    with pytest.raises(InvalidInput, match=told):
+        sinks.sink(table, ["a", "b"], **settings)
+    with pytest.raises(InvalidInput, match="quarantine_path 'nowhere://bad'"):
+        sinks.sink(table, ["a", "b"], **{**settings, "quarantine_path": "nowhere://bad"})
+    later = sinks.sink(table, ["a", "b"], **settings, check=False)
+    with pytest.raises(InvalidInput, match=told):
+        later(sinks.frame(ones()), 0)
+    assert sinks.client.coordinator.locks.record(_catalog(table), "etl") is None
+    (tmp_path / "file").unlink()
+    later(sinks.frame(ones()), 0)
+    assert [*Path(place).iterdir()] == []
+    assert stored(table, KEYS) == counted(1)
 
 
 def test_the_message_of_a_failed_batch_is_first_and_last(

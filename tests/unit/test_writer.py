@@ -91,7 +91,17 @@ def test_batches_may_be_left_out_and_it_is_logged(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert world.write(writer, 7, x(1))
-    assert "batch 7 of a follows batch -1" in caplog.text
+    assert "batch 7 of a is the first that it commits: its source left some out" in caplog.text
+
+
+def test_a_query_that_leaves_out_its_first_batch_after_a_handover_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with world.writer("q", "x", query_id="first") as first:
+        world.write(first, 0, x(1))
+    with world.writer("q", "x", query_id="second") as second, caplog.at_level(logging.WARNING):
+        world.write(second, 2, x(1))
+    assert "batch 3 of q follows batch 0 (its query's batch 0 is batch 1): its" in caplog.text
 
 
 def test_an_empty_batch_is_committed(world: World, writer: TableWriter) -> None:
