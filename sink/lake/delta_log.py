@@ -196,7 +196,10 @@ class DeltaLog:
             state = self._commit(before, change, fields, version)
             if state is not None:
                 return state
-            actions = self._read_commit(version)
+            try:
+                actions = self._read_commit(version)
+            except MissingObject as exc:  # It was let go of, like others after it.
+                raise taken(self._location, version) from exc
             if before is None or is_ours(actions):
                 raise taken(self._location, version)
             if not is_harmless(actions):

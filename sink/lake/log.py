@@ -81,7 +81,8 @@ class Nonces:
 def create_version(
     storage: ObjectStorage, version: int, data: bytes, nonce: str, nonces: Nonces
 ) -> bool:
-    """Create a version, which has its nonce in it; False if there is another one of this number.
+    """Create a version, which has its nonce in it; False if there is another one of this number,
+    or was: names are free again once a version is let go of.
 
     Whether it is there after an unknown outcome is read back, and then it is tried again: it is
     created once, however late an earlier try arrives. UnknownOutcome also if another commit of this
@@ -104,16 +105,31 @@ def create_version(
     for _ in range(_TRIES):
         try:
             storage.create(name, data)
-            return True
+            return not _was_let_go_of(storage, version)
         except (AlreadyExists, UnknownOutcome):
             in_doubt = True  # What exists already may be ours: stores' clients try again, too.
         except (StorageFull, StorageUnavailable):
             if not in_doubt:
                 raise
         with suppress(MissingObject, StorageUnavailable):
-            return is_ours()
+            return is_ours() and not _was_let_go_of(storage, version)
         time.sleep(_PAUSE_S)
     raise UnknownOutcome(f"whether version {version} of {storage} was committed is not known")
+
+
+def _was_let_go_of(storage: ObjectStorage, version: int) -> bool:
+    """Whether there was another version of this number before the one that has just been created.
+
+    Versions are let go of one after the other. So, if there are later ones, the one before it would
+    be there still; and if the next one is not, nobody has gone on from this one, and it is deleted.
+    """
+    there = {*versions_of(storage.names())}
+    if version - 1 in there or max(there, default=version) <= version:
+        return False
+    if version + 1 not in there:
+        with suppress(StorageUnavailable):  # Nobody reads it.
+            storage.delete([version_name(version)])
+    return True
 
 
 def taken(where: str, version: int) -> LakeTaken:

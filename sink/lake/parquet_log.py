@@ -68,11 +68,14 @@ class ParquetLog:
         raise taken(self._location, version)
 
     def tidy(self, state: LakeState, keep_since_ms: int) -> None:
-        """Remove versions that were replaced before this time."""
-        replaced = []
-        for version in versions_of(self._storage.names()):
-            if version >= state.version:
-                break
+        """Remove versions that were replaced before this time, and what came late to their
+        names."""
+        there = {one for one in versions_of(self._storage.names()) if one <= state.version}
+        first = state.version
+        while first - 1 in there:
+            first -= 1
+        replaced = [version_name(one) for one in sorted(there) if one < first]
+        for version in range(first, state.version):
             following = json.loads(self._storage.read(version_name(version + 1)))
             if following["time_ms"] >= keep_since_ms:
                 break

@@ -121,6 +121,26 @@ def test_of_two_that_commit_the_same_version_the_second_is_told_who_was_first(
     assert shown(lake_log.load()) == shown(theirs)
 
 
+def test_a_version_whose_name_is_free_again_is_not_committed(
+    kind: str, storage: ObjectStorage, lake_log: LakeLog
+) -> None:
+    """By a job that was paused, while another one went on, and let go of what was old."""
+    first = commit(lake_log, None, added=[a_file()])
+    states, other = [first], log_of(kind, storage)
+    for _ in range(6):
+        states.append(commit(other, states[-1], added=[a_file()]))
+    within = storage.child(DIRECTORIES[kind])
+    within.delete([version_name(one) for one in range(4)])
+    names = within.names()
+    with pytest.raises(LakeTaken, match="version 1 of /lake was committed by another"):
+        commit(lake_log, first, added=[a_file(step=1)])
+    assert within.names() == names, "and nothing is left of it"
+    with pytest.raises(LakeTaken):  # The next one is there: somebody may have gone on from it.
+        commit(lake_log, states[2], added=[a_file(step=1)])
+    with pytest.raises(LakeTaken):
+        commit(lake_log, states[3], added=[a_file(step=1)])
+
+
 def test_a_file_is_not_added_twice_in_one_change() -> None:
     file = a_file()
     with pytest.raises(AssertionError, match="added twice"):

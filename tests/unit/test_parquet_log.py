@@ -77,6 +77,15 @@ def test_versions_that_were_replaced_before_the_retention_are_removed(
     assert log.load() == states[-1]
 
 
+def test_what_came_late_to_the_name_of_a_version_that_was_removed_is_removed() -> None:
+    log, states = versions(6)
+    log.tidy(states[-1], STARTED_MS + 3_500)
+    log._storage.create(version_name(1), b"of a job that was paused")
+    log.tidy(states[-1], STARTED_MS + 3_500)
+    assert there(log, states) == [3, 4, 5]
+    assert log._storage.names() == [version_name(one) for one in (3, 4, 5)]
+
+
 def test_a_job_that_is_behind_removes_nothing_of_what_came_after() -> None:
     log, states = versions(6)
     log.tidy(states[2], STARTED_MS + 10**9)
