@@ -14,8 +14,10 @@ from server.page.of_server import page_of
 from server.protocol.environment import (
     ADDRESS_VARIABLE,
     TOKEN_VARIABLE,
+    check_secret,
     credentials_from,
     find_address,
+    token_from,
 )
 from server.tablet.config import HandOverConfig, ServerConfig, SnapshotConfig
 from server.tablet.limits import Limits, ScannerLimits, SpoolLimits
@@ -49,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--tls-key", type=Path)
     options.add_argument(
         "--tls-root", type=Path, help="whom to trust among other servers; else its own"
+    )
+    options.add_argument(
+        "--tls-client-ca", type=Path, help="who has to vouch for the certificates of clients"
     )
     options.add_argument("--session-timeout", type=float, default=10.0, help="seconds")
     options.add_argument(
@@ -102,19 +107,20 @@ def to_config(arguments: argparse.Namespace) -> ServerConfig:
 
     Secrets come from files and the environment: options are seen by everybody on the machine.
     """
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = token_from(os.environ)
     if arguments.token_file is not None:
-        token = arguments.token_file.read_text().strip()
+        token = check_secret(arguments.token_file.read_text(), str(arguments.token_file))
     return ServerConfig(
         zookeeper=find_address(arguments.zookeeper, "--zookeeper", os.environ),
         logs=arguments.logs,
         views=arguments.views,
         host=arguments.host,
         port=arguments.port,
-        token=token or None,
+        token=token,
         tls_certificate=arguments.tls_certificate,
         tls_key=arguments.tls_key,
         tls_root=arguments.tls_root,
+        tls_client_ca=arguments.tls_client_ca,
         metrics_port=arguments.metrics_port,
         credentials=credentials_from(os.environ),
         allow_open_zookeeper=arguments.allow_open_zookeeper,

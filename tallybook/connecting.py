@@ -5,6 +5,8 @@ The file is TOML, at `~/.config/tallybook/config.toml` or where TALLYBOOK_CONFIG
     zookeeper = "zk1:2181,zk2:2181/tallybook"
     token_file = "token"                      what servers want to see
     tls_root = "ca.pem"                       whom to trust, for servers with TLS
+    tls_certificate = "me.pem"                what servers see that want to know who calls
+    tls_key = "me.key"
     credentials_file = "zookeeper-user"       user:password for ZooKeeper
 
 All may be left out; paths are below the file's own directory, unless they say otherwise. What the
@@ -26,14 +28,25 @@ from server.client.connections import ServerCredentials
 from server.protocol.environment import (
     ADDRESS_VARIABLE,
     CREDENTIALS_VARIABLE,
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
     TOKEN_VARIABLE,
+    check_secret,
     credentials_from,
     read_credentials,
+    token_from,
 )
 
 CONFIG_VARIABLE = "TALLYBOOK_CONFIG"
 DEFAULT_CONFIG = Path("~/.config/tallybook/config.toml")
-_KEYS = ("zookeeper", "token_file", "tls_root", "credentials_file")
+_KEYS = (
+    "zookeeper",
+    "token_file",
+    "tls_root",
+    "tls_certificate",
+    "tls_key",
+    "credentials_file",
+)
 
 
 def connect(
@@ -41,6 +54,8 @@ def connect(
     *,
     token: str | None = None,
     tls_root: str | Path | None = None,
+    tls_certificate: str | Path | None = None,
+    tls_key: str | Path | None = None,
     credentials: tuple[str, str] | None = None,
     deadline_s: float = 30.0,
     attempt_s: float = 10.0,
@@ -51,13 +66,20 @@ def connect(
 
     What is not given is taken from the environment (TALLYBOOK_ZOOKEEPER, TALLYBOOK_TOKEN,
     TALLYBOOK_ZOOKEEPER_CREDENTIALS), and then from the file `~/.config/tallybook/config.toml`.
-    `token`, `tls_root`: for servers that want a token, and that speak TLS. `credentials`: user and
-    password for ZooKeeper. `deadline_s`: how long a call looks for a leader that answers;
-    `attempt_s`: how long it waits for one answer. `storage_settings`: what obstore needs to reach
-    the cluster's object store, for scans of snapshots, which read it themselves. `patience_s`: how
-    long to look for a ZooKeeper where there is none at all, and for a cluster below the chroot.
+    `token`, `tls_root`: for servers that want a token, and that speak TLS; `tls_certificate` and
+    `tls_key`: for those that want to see a client's. `credentials`: user and password for
+    ZooKeeper. `deadline_s`: how long a call looks for a leader that answers; `attempt_s`: how long
+    it waits for one answer. `storage_settings`: what obstore needs to reach the cluster's object
+    store, for scans of snapshots, which read it themselves. `patience_s`: how long to look for a
+    ZooKeeper where there is none at all, and for a cluster below the chroot.
     """
-    reach = find_reach(address, how="an argument of connect", tls_root=tls_root)
+    reach = find_reach(
+        address,
+        how="an argument of connect",
+        tls_root=tls_root,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+    )
     return reach.connect(
         token=token,
         credentials=credentials,
@@ -81,20 +103,29 @@ class Reach:
     tls_root: Path | None = None
     deadline_s: float = 30.0
     credentials_file: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
 
     def credentials(self, environment: Mapping[str, str] = os.environ) -> ServerCredentials:
         """Return what a server wants to see, and whom to trust."""
-        token = environment.get(TOKEN_VARIABLE)
         if self.token_file is not None:
-            token = read_secret(self.token_file, "token")
-        return ServerCredentials(token=token or None, tls_root=self.tls_root)
+            token: str | None = read_secret(self.token_file, "token")
+        else:
+            token = token_from(environment)
+        return ServerCredentials(
+            token=token,
+            tls_root=self.tls_root,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+        )
 
     def zookeeper_credentials(
         self, environment: Mapping[str, str] = os.environ
     ) -> tuple[str, str] | None:
         """Return user and password for ZooKeeper, if there are any."""
         if self.credentials_file is not None:
-            return read_credentials(read_secret(self.credentials_file, "credentials"))
+            where = f"the credentials file {self.credentials_file}"
+            return read_credentials(read_secret(self.credentials_file, "credentials"), where)
         return credentials_from(environment)
 
     def connect(
@@ -111,6 +142,8 @@ class Reach:
             self.address,
             token=token or self.credentials(environment).token,
             tls_root=self.tls_root,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
             credentials=credentials or self.zookeeper_credentials(environment),
             deadline_s=deadline_s,
             attempt_s=settings.pop("attempt_s", deadline_s),
@@ -124,6 +157,8 @@ def find_reach(
     how: str,
     token_file: str | Path | None = None,
     tls_root: str | Path | None = None,
+    tls_certificate: str | Path | None = None,
+    tls_key: str | Path | None = None,
     deadline_s: float = 30.0,
     environment: Mapping[str, str] = os.environ,
 ) -> Reach:
@@ -146,10 +181,19 @@ def find_reach(
         return path.parent / Path(ours[key]).expanduser() if key in ours else None
 
     has_token, has_credentials = TOKEN_VARIABLE in environment, CREDENTIALS_VARIABLE in environment
+    root = _path(tls_root) or below("tls_root")
+
+    def shown(given: str | Path | None, variable: str, key: str) -> Path | None:
+        """What a client shows goes with whom it trusts: without TLS nobody wants to see it."""
+        elsewhere = environment.get(variable) if root is not None else None
+        return _path(given or elsewhere) or below(key)
+
     return Reach(
         address=wanted,
         token_file=_path(token_file) or (None if has_token else below("token_file")),
-        tls_root=_path(tls_root) or below("tls_root"),
+        tls_root=root,
+        tls_certificate=shown(tls_certificate, TLS_CERTIFICATE_VARIABLE, "tls_certificate"),
+        tls_key=shown(tls_key, TLS_KEY_VARIABLE, "tls_key"),
         deadline_s=deadline_s,
         credentials_file=None if has_credentials else below("credentials_file"),
     )
@@ -163,9 +207,9 @@ def known_address(
 
 
 def read_secret(path: Path, what: str) -> str:
-    """Return the text of a file; InvalidInput if there is none, or it is not to be read."""
+    """Return the text of a file; InvalidInput if there is none, or it cannot be read."""
     try:
-        return path.read_text().strip()
+        return check_secret(path.read_text(), f"the {what} file {path}")
     except UnicodeDecodeError as exc:
         raise InvalidInput(f"the {what} file {path} has no text in it: {exc}") from exc
     except OSError as exc:

@@ -44,6 +44,8 @@ def connect(
     *,
     token: str | None = None,
     tls_root: str | Path | None = None,
+    tls_certificate: str | Path | None = None,
+    tls_key: str | Path | None = None,
     credentials: tuple[str, str] | None = None,
     deadline_s: float = 30.0,
     attempt_s: float = 10.0,
@@ -53,17 +55,20 @@ def connect(
 ) -> "Cluster":
     """Connect to the cluster whose ZooKeeper is at `host:port[,host:port...][/chroot]`.
 
-    `token`, `tls_root`: for servers that want a token, and that speak TLS. `credentials`: user and
-    password for ZooKeeper. `deadline_s`: how long a call looks for a leader that answers;
-    `attempt_s`: how long it waits for one answer. `storage_settings`: what obstore needs to reach
-    the cluster's object store, for scans of snapshots, which read it themselves. `patience_s`: how
-    long to look for a ZooKeeper where there is none at all, and for a cluster below the chroot
-    (None: for the deadline). `create`: make the cluster if there is none, as servers do.
+    `token`, `tls_root`: for servers that want a token, and that speak TLS; `tls_certificate` and
+    `tls_key`: for those that want to see a client's. `credentials`: user and password for
+    ZooKeeper. `deadline_s`: how long a call looks for a leader that answers; `attempt_s`: how long
+    it waits for one answer. `storage_settings`: what obstore needs to reach the cluster's object
+    store, for scans of snapshots, which read it themselves. `patience_s`: how long to look for a
+    ZooKeeper where there is none at all, and for a cluster below the chroot (None: for the
+    deadline). `create`: make the cluster if there is none, as servers do.
     """
     return Recipe.of(
         address,
         token=token,
         tls_root=tls_root,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
         credentials=credentials,
         deadline_s=deadline_s,
         attempt_s=attempt_s,
@@ -322,11 +327,17 @@ class Recipe:
         *,
         token: str | None = None,
         tls_root: str | Path | None = None,
+        tls_certificate: str | Path | None = None,
+        tls_key: str | Path | None = None,
         **settings: Any,
     ) -> "Recipe":
         """Return how to connect with the arguments of `connect`."""
-        tls = None if tls_root is None else Path(tls_root)
-        server_credentials = ServerCredentials(token=token, tls_root=tls)
+        server_credentials = ServerCredentials(
+            token=token,
+            tls_root=None if tls_root is None else Path(tls_root),
+            tls_certificate=None if tls_certificate is None else Path(tls_certificate),
+            tls_key=None if tls_key is None else Path(tls_key),
+        )
         return cls(address, {"server_credentials": server_credentials, **settings})
 
     def connect(self, *, patience_s: float | None = None, create: bool = False) -> Cluster:

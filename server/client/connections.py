@@ -13,12 +13,12 @@ import pyarrow as pa
 from pyarrow import flight
 
 from foundation import forks
-from foundation.errors import AccessRefused, ServerUnavailable
+from foundation.errors import AccessRefused, InvalidInput, ServerUnavailable
 from server.protocol import wire
 from server.protocol.calls import Call
 from server.protocol.messages import Message
 from server.protocol.reads import StreamCall
-from server.protocol.security import check_token, read_tls_root, token_headers
+from server.protocol.security import ClientTls, check_token, token_headers
 
 # gRPC waits longer and longer before it connects again; a server that is back should be met soon.
 # `grpc.min_reconnect_backoff_ms` is none of that, whatever its name: it is how long one attempt may
@@ -39,32 +39,60 @@ _NEVER_SENT = ("failed to connect", "Connection refused", "DNS resolution failed
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCredentials:
-    """What a client needs to be let in: the token, and whom to trust for TLS."""
+    """What a client needs to be let in: the token, and for TLS whom to trust and who it is."""
 
     token: str | None = field(default=None, repr=False)
     tls_root: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
 
     def __post_init__(self) -> None:
         if self.token is not None:
             check_token(self.token)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidInput("a client's tls_certificate and its tls_key go together")
+        if self.tls_certificate is not None and self.tls_root is None:
+            raise InvalidInput("tls_certificate is for servers with TLS: give tls_root with it")
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """How to speak TLS; None: not at all."""
+        if self.tls_root is None:
+            return None
+        return ClientTls(root=self.tls_root, certificate=self.tls_certificate, key=self.tls_key)
 
 
 class Broken(Exception):
     """The network failed. `sent`: the call may have been carried out all the same."""
 
-    def __init__(self, address: str, error: flight.FlightError) -> None:
-        super().__init__(f"server {address}: {_plain_words(error)}")
+    def __init__(
+        self, address: str, error: flight.FlightError, tls: ClientTls | None = None
+    ) -> None:
+        """`tls`: how it was called."""
+        super().__init__(f"server {address}: {_plain_words(error)}{_advice(error, tls)}")
         self.sent = not any(sign in str(error) for sign in _NEVER_SENT)
 
 
 def _plain_words(error: flight.FlightError) -> str:
     """Return what happened, without what Flight and gRPC say about themselves."""
     text = str(error).partition(". gRPC client debug context")[0].partition(". Detail")[0]
-    text = text.rpartition(", with message: ")[2]
-    if "failed to connect" in text and text.endswith("Socket closed"):
-        # What a TLS server does to a client that does not speak it; a server that dies does it too.
-        return f"{text}; if it speaks TLS, give `tls_root`"
-    return text
+    return text.rpartition(", with message: ")[2]
+
+
+def _advice(error: flight.FlightError, tls: ClientTls | None) -> str:
+    """Return what to do where a server may have broken off for TLS; it may have died, too.
+
+    That is all that it says to a client that does not speak TLS, and to one whose certificate it
+    wants to see.
+    """
+    text = _plain_words(error)
+    if "failed to connect" not in text or not text.endswith("Socket closed"):
+        return ""
+    if tls is None:
+        return "; if it speaks TLS, give `tls_root`"
+    if tls.certificate is None:
+        return "; if it wants to see a client's certificate, give `tls_certificate` and `tls_key`"
+    return "; does its --tls-client-ca vouch for this `tls_certificate`?"
 
 
 def _tls_refusal(address: str, error: flight.FlightError) -> AccessRefused | None:
@@ -232,7 +260,7 @@ class Connections:
         else:  # The stream broke off in Arrow's own hands.
             error = flight.FlightError(str(error))
         self._drop(address, client, waited=waited)
-        return _tls_refusal(address, error) or Broken(address, error)
+        return _tls_refusal(address, error) or Broken(address, error, self._credentials.tls)
 
     def _client(self, address: str) -> flight.FlightClient:
         forks.use(_LIBRARY)
@@ -245,12 +273,11 @@ class Connections:
             return client
 
     def _connect(self, address: str) -> flight.FlightClient:
-        if self._credentials.tls_root is None:
+        tls = self._credentials.tls
+        if tls is None:
             return flight.FlightClient(f"grpc://{address}", generic_options=_OPTIONS)
         return flight.FlightClient(
-            f"grpc+tls://{address}",
-            tls_root_certs=read_tls_root(self._credentials.tls_root),
-            generic_options=_OPTIONS,
+            f"grpc+tls://{address}", generic_options=_OPTIONS, **tls.options()
         )
 
     def _drop(self, address: str, client: flight.FlightClient, *, waited: bool) -> None:

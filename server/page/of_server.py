@@ -25,10 +25,13 @@ def page_of(
         return
 
     def connect_here() -> Cluster:
+        tls = config.client_tls
         return connect(
             config.zookeeper,
             token=config.token,
-            tls_root=config.trusted,
+            tls_root=None if tls is None else tls.root,
+            tls_certificate=None if tls is None else tls.certificate,
+            tls_key=None if tls is None else tls.key,
             credentials=config.credentials,
         )
 

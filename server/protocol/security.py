@@ -4,6 +4,7 @@ import hmac
 import logging
 import ssl
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,31 @@ def check_certificate(certificate: Path, key: Path) -> None:
         ) from exc
 
 
-def read_tls_root(path: Path) -> bytes:
-    """Return the certificates that a client trusts; InvalidInput if there are none."""
+def read_certificates(path: Path, what: str) -> bytes:
+    """Return the certificates that somebody trusts; InvalidInput, of `what`, if there are none."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
         return path.read_bytes()
     except (OSError, ValueError) as exc:  # An SSLError is an OSError.
-        raise InvalidInput(f"tls_root: {path} is no PEM file with certificates: {exc}") from exc
+        raise InvalidInput(f"{what}: {path} is no PEM file with certificates: {exc}") from exc
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTls:
+    """How a client speaks TLS: whom it trusts and, where servers want to see one, its certificate.
+
+    `certificate` and `key` go together.
+    """
+
+    root: Path
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def options(self) -> dict[str, bytes]:
+        """Return them as Flight wants them; InvalidInput if a file is not what it should be."""
+        found = {"tls_root_certs": read_certificates(self.root, "tls_root")}
+        if self.certificate is not None and self.key is not None:
+            check_certificate(self.certificate, self.key)
+            found["cert_chain"] = self.certificate.read_bytes()
+            found["private_key"] = self.key.read_bytes()
+        return found

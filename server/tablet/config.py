@@ -8,7 +8,7 @@ from typing import Any
 
 from foundation.errors import InvalidInput
 from merge_engine.bucket.options import BucketOptions
-from server.protocol.security import check_token
+from server.protocol.security import ClientTls, check_token
 from server.tablet.limits import Limits, ScannerLimits, SpoolLimits
 from server.tablet.open_zookeeper import no_credentials
 from server.tablet.steps import CALL_S
@@ -68,6 +68,8 @@ class ServerConfig:
     `credentials`, which close ZooKeeper to others, unless `allow_open_zookeeper`. `call_s`: about
     how long a call goes on that has much to do, as an undo; clients ask again. `tls_root`: whom to
     trust among the other servers, which it asks for their buckets; else its own certificate.
+    `tls_client_ca`: who has to vouch for the certificates of clients, and of other servers; else
+    clients need none.
     """
 
     zookeeper: str
@@ -79,6 +81,7 @@ class ServerConfig:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_root: Path | None = None
+    tls_client_ca: Path | None = None
     metrics_port: int | None = None
     credentials: tuple[str, str] | None = field(default=None, repr=False)
     allow_open_zookeeper: bool = False
@@ -107,6 +110,8 @@ class ServerConfig:
             check_token(self.token)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidInput("TLS needs both a certificate and its key")
+        if self.tls_client_ca is not None and self.tls is None:
+            raise InvalidInput("certificates of clients are for TLS: give the server its own, too")
         if self.host == "0.0.0.0":
             raise InvalidInput(
                 f"{self.host} is no address that clients could be told; give the machine's own"
@@ -125,6 +130,15 @@ class ServerConfig:
     def trusted(self) -> Path | None:
         """Whom this server trusts among the others, if it speaks TLS: all of them do, or none."""
         return None if self.tls is None else self.tls_root or self.tls_certificate
+
+    @property
+    def client_tls(self) -> ClientTls | None:
+        """How this server calls the others, if it speaks TLS: as itself, if they want to know."""
+        if self.trusted is None:
+            return None
+        if self.tls_client_ca is None:
+            return ClientTls(root=self.trusted)
+        return ClientTls(root=self.trusted, certificate=self.tls_certificate, key=self.tls_key)
 
     @property
     def checks_zookeeper(self) -> bool:

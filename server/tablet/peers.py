@@ -1,6 +1,5 @@
 """Calls from one tablet server to another."""
 
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ from foundation.errors import ServerUnavailable
 from foundation.ids import LeadKey
 from server.protocol import wire
 from server.protocol.calls import HandOver, HandOverAnswer
-from server.protocol.security import read_tls_root, token_headers
+from server.protocol.security import ClientTls, token_headers
 
 
 class Peers(Protocol):
@@ -26,9 +25,9 @@ class Peers(Protocol):
 class FlightPeers:
     """The other servers, over Flight: a connection for each call, since calls are few."""
 
-    def __init__(self, token: str | None, tls_root: Path | None) -> None:
+    def __init__(self, token: str | None, tls: ClientTls | None) -> None:
         self._headers = token_headers(token)
-        self._tls_root = tls_root
+        self._tls = tls
 
     def ask(self, address: str, key: LeadKey, session: str, timeout_s: float) -> str | None:
         call = HandOver(table_id=key.table_id, bucket=key.bucket, session=session)
@@ -46,8 +45,6 @@ class FlightPeers:
         return HandOverAnswer.from_body(body).refused
 
     def _connect(self, address: str) -> flight.FlightClient:
-        if self._tls_root is None:
+        if self._tls is None:
             return flight.FlightClient(f"grpc://{address}")
-        return flight.FlightClient(
-            f"grpc+tls://{address}", tls_root_certs=read_tls_root(self._tls_root)
-        )
+        return flight.FlightClient(f"grpc+tls://{address}", **self._tls.options())

@@ -32,7 +32,7 @@ from server.protocol.calls import (
     StatusAnswer,
     TakeSnapshots,
 )
-from server.protocol.security import Gate, check_certificate
+from server.protocol.security import Gate, check_certificate, read_certificates
 from server.tablet.complaints import Complaints
 from server.tablet.config import ServerConfig
 from server.tablet.hosting import CHECKPOINTS, Hosting
@@ -117,7 +117,7 @@ class TabletServer:
         self._coordinator: Coordinator | None = None
         self._server: Server | None = None
         self._leadership: Leadership | None = None
-        self._peers = FlightPeers(config.token, config.trusted)
+        self._peers = FlightPeers(config.token, config.client_tls)
         self._stopping = threading.Event()
         self._told_to_drain = threading.Event()
         self._joined = threading.Event()
@@ -341,6 +341,11 @@ class TabletServer:
             security["tls_certificates"] = [
                 (config.tls_certificate.read_bytes(), config.tls_key.read_bytes())
             ]
+        if config.tls_client_ca is not None:
+            security["verify_client"] = True
+            security["root_certificates"] = read_certificates(
+                config.tls_client_ca, "--tls-client-ca"
+            )
         security["middleware"] = {"gate": Gate(config.token)}
         self._report.add_gauges(self._admission, self._scanners, self._staging, config.views)
         try:

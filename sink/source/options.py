@@ -14,7 +14,13 @@ from foundation.suggestions import did_you_mean
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
 from server.client.cluster import Recipe
-from server.protocol.environment import TOKEN_VARIABLE, credentials_from, find_address
+from server.protocol.environment import (
+    TLS_CERTIFICATE_VARIABLE,
+    TLS_KEY_VARIABLE,
+    credentials_from,
+    find_address,
+    token_from,
+)
 from sink.lake.opening import Place
 from sink.options import parse_duration_ms
 
@@ -25,7 +31,7 @@ _STORAGE, _LAKE = "storage.", "lake."
 _OF_STREAMS = ("start", "mode", "maxRowsPerTrigger", "leaseDuration")
 # All options, with what they are unless they are given.
 OPTIONS: Mapping[str, str | None] = {
-    **dict.fromkeys(("table", "zookeeper", "token", "tlsRoot")),
+    **dict.fromkeys(("table", "zookeeper", "token", "tlsRoot", "tlsCertificate", "tlsKey")),
     **dict.fromkeys(("zookeeperUser", "zookeeperPassword")),
     "deadline": "30 s",
     **dict.fromkeys(("columns", "keys")),
@@ -135,10 +141,13 @@ def _recipe(
     if password and not user:
         raise InvalidInput("whose password? Give `zookeeperUser` with `zookeeperPassword`")
     deadline_s = parse_duration_ms("deadline", get["deadline"] or "") / 1000
+    shown = environment if get["tlsRoot"] else {}
     return Recipe.of(
         find_address(get["zookeeper"], '.option("zookeeper", "host:2181")', environment),
-        token=get["token"] or environment.get(TOKEN_VARIABLE) or None,
+        token=get["token"] or token_from(environment),
         tls_root=get["tlsRoot"],
+        tls_certificate=get["tlsCertificate"] or shown.get(TLS_CERTIFICATE_VARIABLE),
+        tls_key=get["tlsKey"] or shown.get(TLS_KEY_VARIABLE),
         credentials=(user, password or "") if user else credentials_from(environment),
         deadline_s=deadline_s,
         attempt_s=min(10.0, deadline_s),

@@ -4,6 +4,7 @@ import datetime
 import http.client
 import json
 import logging
+import pickle
 import socket
 import ssl
 import threading
@@ -24,11 +25,12 @@ from foundation.errors import AccessDenied, AccessRefused, InvalidInput, Retryab
 from locks.coordinator import Coordinator
 from locks.store.embedded_zookeeper import EmbeddedZooKeeper
 from locks.store.zookeeper import ZooKeeperStore
+from server.__main__ import parser, to_config
 from server.client.cluster import Cluster, Recipe
 from server.client.connections import ServerCredentials
 from server.launch.local_cluster import LocalCluster
 from server.protocol import wire
-from server.tablet.config import ServerConfig
+from server.tablet.config import HandOverConfig, ServerConfig
 from server.tablet.tablet_server import TabletServer
 from tests.support.certificates import make_certificate
 from tests.support.raw_flight import SCHEMA, client_of, json_log, running
@@ -324,6 +326,125 @@ def test_the_metrics_speak_tls_too(over_tls: tuple[str, TabletServer], certifica
     assert "tallybook_rows_total" in _fetch(f"https://{address}/metrics", {}, trusted)
     with pytest.raises((OSError, http.client.HTTPException)):
         _fetch(f"http://{address}/metrics", {})
+
+
+# --- Certificates of clients --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def knowing(
+    zookeeper: EmbeddedZooKeeper, certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, list[TabletServer]]]:
+    """Return a cluster of two servers that want to see certificates: theirs, and a client's."""
+    directory, address = tmp_path_factory.mktemp("knowing"), chroot(zookeeper)
+    trusted = directory / "clients.pem"
+    trusted.write_text(
+        "".join((certificates / name).read_text() for name in ("ours.pem", "other.pem"))
+    )
+    tls: dict[str, Any] = {
+        "tls_certificate": certificates / "ours.pem",
+        "tls_key": certificates / "ours.key",
+        "tls_client_ca": trusted,
+    }
+
+    def server(name: str) -> TabletServer:
+        return TabletServer(
+            ServerConfig(
+                zookeeper=address,
+                logs=str(directory / "logs"),
+                views=directory / name,
+                session_timeout_s=5,
+                hand_over=HandOverConfig(settle_s=0.1),
+                **tls,
+            )
+        )
+
+    with server("first") as first, server("second") as second:
+        yield address, [first, second]
+
+
+def _shown(certificates: Path, name: str) -> dict[str, Path]:
+    return {
+        "tls_root": certificates / "ours.pem",
+        "tls_certificate": certificates / f"{name}.pem",
+        "tls_key": certificates / f"{name}.key",
+    }
+
+
+def test_a_client_whose_certificate_is_known_is_served_and_servers_are_to_each_other(
+    knowing: tuple[str, list[TabletServer]], certificates: Path
+) -> None:
+    address, servers = knowing
+    with client_of(address, **_shown(certificates, "other")) as cluster:
+        table = cluster.create_table("t", SCHEMA, buckets=4, column_locks=False)
+        table.put({"k": [1, 2, 3], "a": [1, 2, 3]})
+        again = pickle.loads(pickle.dumps(cluster))
+        with closing(again):
+            assert _look_up(again) == [1, 2, 3]
+        wait_until(lambda: len(servers[0].hosting.led()) == 2, "each has its share")
+        servers[0].stop()  # It hands over, as the other one asks it to, and serves meanwhile.
+        wait_until(lambda: len(servers[1].hosting.led()) == 4, "the other one leads all")
+        assert _look_up(cluster) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", [None, "stranger"])
+def test_whoever_shows_no_known_certificate_is_refused_before_a_call(
+    knowing: tuple[str, list[TabletServer]],
+    certificates: Path,
+    tmp_path: Path,
+    name: str | None,
+) -> None:
+    make_certificate(tmp_path / "stranger.pem", tmp_path / "stranger.key")
+    shown: dict[str, Path] = {"tls_root": certificates / "ours.pem"}
+    if name is not None:
+        shown |= {"tls_certificate": tmp_path / f"{name}.pem", "tls_key": tmp_path / f"{name}.key"}
+    with client_of(knowing[0], **shown, deadline_s=1) as cluster:
+        with pytest.raises((AccessRefused, Retryable), match="`tls_certificate`"):
+            cluster.table("t").lookup({"k": [1]})
+        for address in cluster.server_addresses():
+            with suppress(AccessRefused):
+                assert "`tls_certificate`" in cluster.status_of(address)["error"]
+    # As long as they wait for a certificate, servers count no call, and read none.
+    for server in knowing[1]:
+        assert server._metrics.values().get('tallybook_errors_total{call="lookup"}', 0) == 0
+
+
+def test_certificates_of_clients_are_files_that_go_together(
+    tmp_path: Path, certificates: Path
+) -> None:
+    with pytest.raises(InvalidInput, match="certificates of clients are for TLS"):
+        _config(tmp_path, tls_client_ca=certificates / "ours.pem")
+    tls = {"tls_certificate": certificates / "ours.pem", "tls_key": certificates / "ours.key"}
+    with pytest.raises(InvalidInput, match=r"--tls-client-ca: .* is no PEM file with certificat"):
+        TabletServer(_config(tmp_path, **tls, tls_client_ca=certificates / "ours.key"))
+    with pytest.raises(InvalidInput, match="tls_certificate and its tls_key go together"):
+        ServerCredentials(tls_root=tmp_path, tls_key=tmp_path)
+    with pytest.raises(InvalidInput, match="give tls_root with it"):
+        ServerCredentials(tls_certificate=tmp_path, tls_key=tmp_path)
+
+
+@pytest.mark.parametrize("how", ["file", "variable"])
+def test_an_empty_token_does_not_open_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    words = ["--zookeeper", "127.0.0.1:1", "--logs", str(tmp_path), "--views", str(tmp_path)]
+    if how == "file":
+        (tmp_path / "token").write_text("\n")
+        words += ["--token-file", str(tmp_path / "token")]
+    else:
+        monkeypatch.setenv("TALLYBOOK_TOKEN", "")
+    with pytest.raises(InvalidInput, match="is empty: put the secret there"):
+        to_config(parser().parse_args(words))
+
+
+@pytest.mark.parametrize("said", ["", ":secret", "user"])
+def test_credentials_without_a_user_do_not_open_zookeeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setenv("TALLYBOOK_ZOOKEEPER_CREDENTIALS", said)
+    words = ["--zookeeper", "127.0.0.1:1", "--logs", str(tmp_path), "--views", str(tmp_path)]
+    with pytest.raises(InvalidInput, match="TALLYBOOK_ZOOKEEPER_CREDENTIALS is"):
+        to_config(parser().parse_args(words))
 
 
 # --- ZooKeeper ----------------------------------------------------------------------------------
