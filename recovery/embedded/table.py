@@ -37,9 +37,9 @@ from recovery.reader.changes import BucketChanges, open_changes, open_changes_be
 from recovery.reader.committed_lookup import Asked, committed_lookup
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
-from recovery.reader.standing import Standing
+from recovery.reader.standing import Standing, at_own_cut, changes_of, scan_at
 from recovery.reader.table_changes import TableChanges
-from recovery.reader.table_scan import TableScan
+from recovery.reader.table_scan import OpenRows, TableScan
 from recovery.writer.parts import PartSizes
 from recovery.writer.table_writer import TableWriter
 
@@ -129,9 +129,13 @@ class Table(EmbeddedTable, Standing):
         is seen in part. `at`: at this cut. `found`: with a last column, `_found`, that tells a row
         of nulls from none.
         """
-        cut = self._cut_of(isolation, at, self._locks.cut)
-        look = self._latest if cut is None else self._at(cut)
-        return self._look_up(keys, columns, look, found=found)
+
+        def read() -> pa.Table:
+            cut = self._cut_of(isolation, at, self._locks.cut)
+            look = self._latest if cut is None else self._at(cut)
+            return self._look_up(keys, columns, look, found=found)
+
+        return read() if at is not None else at_own_cut(read)
 
     def _check_cut(self, cut: Cut) -> Cut:
         return cut.checked(self.table_id, self.name)
@@ -173,20 +177,23 @@ class Table(EmbeddedTable, Standing):
         Bucket after bucket, in key order within each. "committed" rows stand at one cut, in all
         buckets alike: at one that is taken now, or `at` the one that is given.
         """
-        stand = self._stand(isolation, at, buckets)
-        cut, schema = stand.cut, self.schema
+        stand, schema = self._stand(isolation, at, buckets), self.schema
         # The same columns from every bucket, whatever is added or has their names in between.
         chosen = schema.values(columns)
 
-        def open_rows(bucket_id: BucketId, most: int | None) -> EmbeddedRows:
-            def pin() -> BucketScan:
-                there = None if cut is None else cut.at(bucket_id)
-                return open_scan(self.bucket(bucket_id), there, scratch=self._scratch)
+        def opening(cut: Cut | None) -> OpenRows:
+            def open_rows(bucket_id: BucketId, most: int | None) -> EmbeddedRows:
+                def pin() -> BucketScan:
+                    there = None if cut is None else cut.at(bucket_id)
+                    return open_scan(self.bucket(bucket_id), there, scratch=self._scratch)
 
-            return EmbeddedRows(pin, chosen, most)
+                return EmbeddedRows(pin, chosen, most)
+
+            return open_rows
 
         fields = [(column.name, column.type) for column in (*schema.key_columns, *chosen)]
-        return TableScan(stand.buckets, pa.schema(fields), open_rows, cut=cut, limit=limit)
+        anew = None if at is not None else partial(self._stand, isolation, None, buckets)
+        return scan_at(stand, pa.schema(fields), opening, limit=limit, stand_anew=anew)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all committed rows as one table: short for `scan(columns).to_arrow()`."""
@@ -204,15 +211,15 @@ class Table(EmbeddedTable, Standing):
         Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
         now. What was undone is left out, and so is what is not committed.
         """
-        span = self._span(since, until, buckets)
-        first, last = span.since, span.until
 
-        def read(bucket: BucketId) -> Iterator[ChangeBatch]:
+        def read(first: Cut, last: Cut, bucket: BucketId) -> Iterator[ChangeBatch]:
             found = open_changes_between(self.bucket(bucket), first.at(bucket), last.at(bucket))
             version = found.schema.version
             return (ChangeBatch(batch, version) for batch, _ in found.records() if batch.num_rows)
 
-        return TableChanges(span.buckets, self.schema, read, (first, last))
+        span_of = partial(self._span, since, until, buckets)
+        anew = span_of if since is None else None
+        return changes_of(span_of(), self.schema, read, begin_anew=anew)
 
     def _earliest(self) -> Cut:
         starts = {bucket: self.bucket(bucket).start_offset for bucket in self.bucket_ids()}

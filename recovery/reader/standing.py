@@ -7,16 +7,39 @@ the buckets come with it: there is no way to have them without.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
+import pyarrow as pa
+
+from foundation.errors import CutTooOld
 from foundation.ids import BucketId
+from merge_engine.bucket.changelog import ChangeBatch
+from merge_engine.schema.schema import Schema
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
-from recovery.reader.table_scan import chosen_buckets
+from recovery.reader.table_changes import Stretch, TableChanges
+from recovery.reader.table_scan import OpenRows, Standpoint, TableScan, chosen_buckets
 
+# A log is not cleaned all the time: the next cut is mostly young enough.
+_MOST_CUTS = 5
+Result = TypeVar("Result")
 Wanted = Sequence[BucketId] | Mapping[BucketId, object] | None
 """The buckets that a read is to have; None: all."""
+
+
+def at_own_cut(read: Callable[[], Result]) -> Result:
+    """Read at a cut that the read takes itself; at another one, if the log was cleaned beyond it.
+
+    Only a cut that the caller has given can be too old: of any other, nobody has seen anything yet.
+    """
+    for _ in range(_MOST_CUTS - 1):
+        with suppress(CutTooOld):
+            return read()
+    return read()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +103,47 @@ class Standing(ABC):
         first = self._earliest() if since is None else self._check_cut(Cut.of(since))
         buckets = chosen_buckets(self._buckets_at(last), wanted)
         return Span(since=first, until=last, buckets=buckets)
+
+
+def scan_at(
+    stand: Stand,
+    schema: pa.Schema,
+    opening: Callable[[Cut | None], OpenRows],
+    *,
+    limit: int | None,
+    stand_anew: Callable[[], Stand] | None,
+) -> TableScan:
+    """Return the rows of a table there. `stand_anew`: None if the caller has given the cut."""
+
+    def anew() -> Standpoint:
+        assert stand_anew is not None
+        again = stand_anew()
+        return Standpoint(again.cut, again.buckets, opening(again.cut))
+
+    return TableScan(
+        stand.buckets,
+        schema,
+        opening(stand.cut),
+        cut=stand.cut,
+        limit=limit,
+        stand_anew=None if stand_anew is None else anew,
+    )
+
+
+def changes_of(
+    span: Span,
+    schema: Schema,
+    read: Callable[[Cut, Cut, BucketId], Iterator[ChangeBatch]],
+    *,
+    begin_anew: Callable[[], Span] | None,
+) -> TableChanges:
+    """Return the changes of a span. `begin_anew`: None if the caller has said where it begins."""
+
+    def stretch(of: Span) -> Stretch:
+        return Stretch(of.since, of.until, of.buckets, partial(read, of.since, of.until))
+
+    def anew() -> Stretch:
+        assert begin_anew is not None
+        return stretch(begin_anew())
+
+    return TableChanges(stretch(span), schema, begin_anew=None if begin_anew is None else anew)

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from foundation.arguments import buckets_of
-from foundation.errors import InvalidInput, PartitionGone, UnknownOrExpiredScannerError
+from foundation.errors import CutTooOld, InvalidInput, PartitionGone, UnknownOrExpiredScannerError
 from foundation.ids import BucketId
 from foundation.parallel import map_all
 from recovery.reader.cut import Cut
@@ -57,12 +57,21 @@ OpenRows = Callable[[BucketId, int | None], RowStream]
 """Opens a bucket; the number is the most rows that are wanted of it."""
 
 
+class Standpoint(NamedTuple):
+    """Where a scan stands, the buckets that it has there, and how their rows are opened."""
+
+    cut: Cut | None
+    buckets: Sequence[BucketId]
+    open_rows: OpenRows
+
+
 class TableScan:
     """Rows of a table, to iterate, or to take whole by `to_arrow`; any number of times.
 
     `cut`: where the rows of all buckets stand, the same each time; `table.changes` goes on from
     there. None: they are as they are, and `offsets` has each bucket that was begun, with the log
-    offset from which on the changelog adds up to the table.
+    offset from which on the changelog adds up to the table. A cut that nobody has given, nor seen,
+    makes way for another one, if the log is cleaned beyond it before the first row has come.
 
     Arrow's own interface makes it the input of other libraries: `pa.table(scan)`,
     `polars.DataFrame(scan)`, `duckdb.sql("from scan")`.
@@ -76,7 +85,9 @@ class TableScan:
         *,
         cut: Cut | None = None,
         limit: int | None = None,
+        stand_anew: Callable[[], Standpoint] | None = None,
     ) -> None:
+        """`stand_anew`: takes another cut; None: the caller has given this one."""
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise InvalidInput(f"a limit is a number of rows, not {limit!r}")
         self._buckets = list(buckets)
@@ -84,8 +95,16 @@ class TableScan:
         self._open_rows = open_rows
         self._limit = limit
         self._open: list[_Streams] = []
-        self.cut = cut
+        self._cut = cut
+        self._stand_anew = stand_anew
+        self._stood = 1
         self.offsets: dict[BucketId, int] = {}
+
+    @property
+    def cut(self) -> Cut | None:
+        """Where the rows stand. Whoever has asked for it gets the rows that are there."""
+        self._stand_anew = None
+        return self._cut
 
     @property
     def schema(self) -> pa.Schema:
@@ -98,6 +117,26 @@ class TableScan:
         Without a cut, UnknownOrExpiredScannerError: a bucket's rows cannot be had to their end any
         more as they were, because its leader moved or they were not read for long. Begin again.
         """
+        while True:
+            try:
+                for batch in self._batches():
+                    self._stand_anew = None
+                    yield batch
+                return
+            except CutTooOld:
+                if not self._has_another_cut():
+                    raise
+
+    def _has_another_cut(self) -> bool:
+        """Stand at another cut, if that may be: the log was cleaned beyond this one."""
+        if self._stand_anew is None or self._stood == _MOST_ATTEMPTS:
+            return False
+        self._stood += 1
+        self._cut, buckets, self._open_rows = self._stand_anew()
+        self._buckets = list(buckets)
+        return True
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
         left = self._limit
         with self._streams() as streams:
             while left != 0 and (following := streams.next(left)) is not None:
@@ -116,9 +155,16 @@ class TableScan:
 
     def to_arrow(self) -> pa.Table:
         """Return all rows, or as many as the limit says; a bucket that moves is read again."""
-        with self._streams() as streams:
-            limit = self._limit
-            found = self._all(streams) if limit is None else self._some(streams, limit)
+        while True:
+            try:
+                with self._streams() as streams:
+                    limit = self._limit
+                    found = self._all(streams) if limit is None else self._some(streams, limit)
+                break
+            except CutTooOld:
+                if not self._has_another_cut():
+                    raise
+        self._stand_anew = None
         batches = [batch for bucket in self._buckets for batch in found.get(bucket, ())]
         named = [batch.rename_columns(self._schema.names) for batch in batches]
         return pa.Table.from_batches(named, self._schema)
@@ -174,7 +220,7 @@ class TableScan:
 
     @contextmanager
     def _streams(self) -> Iterator["_Streams"]:
-        ahead = _AHEAD if self.cut is not None and self._limit is None else 0
+        ahead = _AHEAD if self._cut is not None and self._limit is None else 0
         streams = _Streams(self._buckets, self._open_rows, ahead)
         self._open.append(streams)
         try:
@@ -184,7 +230,7 @@ class TableScan:
             self._open.remove(streams)
 
     def _note(self, bucket: BucketId, rows: RowStream) -> None:
-        if self.cut is None:
+        if self._cut is None:
             self.offsets[bucket] = rows.offset
 
     def _whole(

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from merge_engine.schema.schema import Column, Schema
 from merge_engine.schema.state_columns import state_column
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
+from recovery.reader.standing import at_own_cut
 from server.client.asked_keys import AskedKeys, Keys
 from server.client.lookup_lanes import LaneShape, LookupLane
 from server.client.outgoing import rows_of
@@ -171,9 +173,12 @@ class _Asked:
 
     def rows_of(self, key_columns: Keys) -> pa.Table:
         """Return the rows of these keys."""
+        given = self._call.cut is not None
         while True:
             try:
-                return self._rows_of(key_columns)
+                if given:
+                    return self._rows_of(key_columns)
+                return at_own_cut(partial(self._rows_of, key_columns))
             except PartitionGone:  # Its keys are none of any partition now.
                 continue
 

@@ -39,7 +39,7 @@ from merge_engine.schema.schema import Schema
 from recovery.description import TableDescription
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
-from recovery.reader.standing import Standing
+from recovery.reader.standing import Standing, changes_of, scan_at
 from recovery.reader.table_changes import TableChanges
 from recovery.reader.table_scan import ScanSource, TableScan, chosen_buckets
 from recovery.writer.rows import Rows
@@ -286,10 +286,13 @@ class RemoteTable(DerivedCalls, Standing):
         Without `since`, from as far back as the logs go; without `until`, to a cut that is taken
         now. What was undone is left out, and so is what is not committed.
         """
-        span = self._span(since, until, buckets)
+
+        span_of = partial(self._span, since, until, buckets)
+        span = span_of()
         self.refresh()  # Records have all columns that there are, not those we know of.
-        read = partial(bucket_changes, self.caller, span.since, span.until)
-        return TableChanges(span.buckets, self.schema, read, (span.since, span.until))
+        reading = partial(bucket_changes, self.caller)
+        anew = span_of if since is None else None
+        return changes_of(span, self.schema, reading, begin_anew=anew)
 
     def changelog(
         self,
@@ -360,9 +363,9 @@ class RemoteTable(DerivedCalls, Standing):
         if columns is None:
             self.refresh()
         table, chosen = self.definition, self.schema.values(columns)
-        opening = live_rows(self.caller, table, chosen, stand.cut)
-        rows = row_schema(table, chosen)
-        return TableScan(stand.buckets, rows, opening, cut=stand.cut, limit=limit)
+        opening = partial(live_rows, self.caller, table, chosen)
+        anew = None if at is not None else partial(self._stand, shown, None, buckets)
+        return scan_at(stand, row_schema(table, chosen), opening, limit=limit, stand_anew=anew)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all committed rows as one table: short for `scan(columns).to_arrow()`."""

@@ -20,6 +20,7 @@ from recovery.leader.led_bucket import LedBucket
 from recovery.reader.committed_lookup import Asked, committed_lookup, settled_lookup
 from recovery.reader.cut import Cut
 from recovery.reader.isolation import Isolation
+from recovery.reader.standing import at_own_cut
 from server.protocol import wire
 from server.protocol.definitions import ClusterTable
 from server.protocol.reads import Lookup, LookupAnswer, LookupStream
@@ -143,9 +144,13 @@ class LookingUp:
             found = settled_lookup(at(kept), plan.columns, mapper, found=plan.found)
             if found is not None:
                 return found
-        cut = self._requests.cut(call, plan.table)
-        assert cut is not None  # The call is for what is committed.
-        return committed_lookup(at(cut), plan.columns, mapper, found=plan.found)
+
+        def read() -> list[pa.RecordBatch]:
+            cut = self._requests.cut(call, plan.table)
+            assert cut is not None  # The call is for what is committed.
+            return committed_lookup(at(cut), plan.columns, mapper, found=plan.found)
+
+        return read() if call.cut is not None else at_own_cut(read)
 
     def _asked(self, one: "_Keys", cut: Cut) -> Asked:
         confirming = self._requests.confirming

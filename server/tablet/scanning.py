@@ -14,6 +14,7 @@ from foundation.ids import LeadKey
 from merge_engine.schema.schema import Column
 from merge_engine.storage.scratch import Scratch
 from recovery.reader.bucket_scan import BucketScan, ScannedBatch, open_scan
+from recovery.reader.standing import at_own_cut
 from server.protocol.calls import Nothing
 from server.protocol.definitions import ClusterTable
 from server.protocol.reads import CloseScanners, Scan, ScanBatch, ScanBegun, ScanDone
@@ -71,9 +72,9 @@ class Scanning:
 
     def _open(self, call: Scan, table: ClusterTable, key: LeadKey) -> Scanner:
         self._requests.session.check()
-        cut = self._requests.cut(call, table)
 
         def pin() -> BucketScan:
+            cut = self._requests.cut(call, table)
             led = self._requests.hosting.get(key)
             at = None if cut is None else cut.at(key.bucket)
             confirming = self._requests.confirming
@@ -84,7 +85,8 @@ class Scanning:
                 scratch=self._scratch,
             )
 
-        return self._scanners.open(key, pin)
+        given = call.cut is not None
+        return self._scanners.open(key, pin if given else lambda: at_own_cut(pin))
 
     def _messages(
         self,
