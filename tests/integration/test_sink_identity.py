@@ -85,19 +85,27 @@ def test_a_caller_tells_batches_apart_where_spark_does_not(sinks: Sinks) -> None
 # --- Threads ----------------------------------------------------------------------------------
 
 
+def inherits(sink: AggregateSink, frame: Any) -> Any:
+    """Return the sink as Spark's documentation says that threads are to be given functions."""
+    from pyspark import inheritable_thread_target  # noqa: PLC0415
+
+    session = frame.sparkSession
+    if session.version.startswith("3."):
+        return inheritable_thread_target(sink)
+    return inheritable_thread_target(session)(sink)
+
+
 @pytest.mark.parametrize("inherited", [False, True])
 def test_a_sink_that_is_called_in_another_thread_knows_its_query(
     sinks: Sinks, tmp_path: Path, inherited: bool
 ) -> None:
-    from pyspark import inheritable_thread_target  # noqa: PLC0415
-
     table = sinks.table(SUMS)
     with ThreadPoolExecutor(1) as pool:
         for night in range(2):
             sink = sinks.sink(table, ["a", "b"], owner_id="nightly", handover=True)
 
             def write(frame: Any, batch: int, sink: AggregateSink = sink) -> None:
-                call = inheritable_thread_target(frame.sparkSession)(sink) if inherited else sink
+                call = inherits(sink, frame) if inherited else sink
                 pool.submit(call, frame, batch).result()
 
             write_file(tmp_path / f"in-{night}", 0, ones())
@@ -118,7 +126,7 @@ def test_a_frame_of_no_query_in_another_thread_is_refused_while_queries_are_acti
     sink = sinks.sink(table, ["a", "b"], owner_id="nightly")
 
     def write(frame: Any, batch: int) -> None:
-        copy = sinks.frame(frame.toArrow())
+        copy = sinks.frame([row.asDict() for row in frame.collect()])
         with ThreadPoolExecutor(1) as pool:
             pool.submit(sink, copy, batch).result()
 
