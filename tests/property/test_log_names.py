@@ -35,7 +35,6 @@ from merge_engine.bucket.masked_rows import finished_rows
 from merge_engine.bucket.options import BucketOptions
 from merge_engine.bucket.segment import (
     Segment,
-    SegmentHeader,
     SegmentKind,
     decode_segment,
     encode_segment,
@@ -46,6 +45,7 @@ from tests.conftest import SUMS, rows_of
 from tests.support.buckets import add
 from tests.support.rolling import roll_up
 from tests.support.snapshot_world import MemoryStorage, Objects
+from tests.support.strays import leave_stray
 
 EXAMPLES = int(os.environ.get("TALLYBOOK_EXAMPLES", "10"))
 HISTORY = SchemaHistory([SUMS])
@@ -188,7 +188,7 @@ class LogNamesMachine(RuleBasedStateMachine):
         try:
             what = chance.choice(("take over", "roll up", "clean", "stray", "stray", "late"))
             if what == "stray":
-                self.stray(chance)
+                leave_stray(self.quiet, chance)
             elif what == "late":
                 self.deliver()
             else:
@@ -205,40 +205,7 @@ class LogNamesMachine(RuleBasedStateMachine):
         elif what == "clean":
             log.clean(min(self.base_at, chance.randint(0, log.end)))
         for _ in range(chance.randint(0, 2)):
-            self.stray(chance)
-
-    def stray(self, chance: random.Random) -> None:
-        """An object comes to a name that was freed."""
-        names = LogNames.of(self.quiet.names())
-        ranges, truth = names.to_ranges(), self.truth()
-        free = [
-            one.header.base_offset
-            for one in truth
-            if one.header.base_offset < names.start or ranges.at(one.header.base_offset)
-        ]
-        free = [base for base in free if segment_name(base) not in self.objects.now]
-        if not free:
-            return
-        base = chance.choice(free)
-        former = next(one for one in truth if one.header.base_offset == base).header.term
-        kind = chance.choice([SegmentKind.EMPTY, SegmentKind.LEADER, SegmentKind.WRITE])
-        segment = self.segment_for(base, kind, former, chance)
-        self.quiet.create(segment_name(base), encode_segment(segment))
-
-    def segment_for(
-        self, base: int, kind: SegmentKind, term: int, chance: random.Random
-    ) -> Segment:
-        """Return an empty segment, or the write of another place of the log, moved here."""
-        nonce = f"stray-{chance.randrange(1 << 30)}"
-        writes = [one for one in self.truth() if one.header.rows]
-        if kind is SegmentKind.WRITE and writes:
-            one = chance.choice(writes)
-            fields = {**vars(one.header), "base_offset": base, "term": term, "nonce": nonce}
-            return Segment(SegmentHeader(**fields), one.keys, one.changes)
-        term = base if kind is SegmentKind.LEADER else term
-        kind = SegmentKind.EMPTY if kind is SegmentKind.WRITE else kind
-        header = SegmentHeader(kind=kind, base_offset=base, term=term, nonce=nonce, timestamp_ms=0)
-        return Segment(header, {}, {})
+            leave_stray(self.quiet, chance)
 
     @rule()
     def deliver(self) -> None:

@@ -7,6 +7,7 @@ what the current leader has freed must leave no object behind; and each snapshot
 changes from its stable offset on, must be the committed table.
 """
 
+import random
 from contextlib import suppress
 
 import pytest
@@ -61,6 +62,7 @@ from tests.support.snapshot_world import (
     MemoryStorage,
     interrupted,
 )
+from tests.support.strays import leave_stray
 
 RETAINED = 2
 LEASE_MS = 10_000
@@ -69,7 +71,7 @@ CALLS = ("roll up", "roll up", "take", "take", "take", "free", "clean")
 ROLLING = ("roll_up.read", "roll_up.created", "roll_up.deleted")
 # What comes between two steps of a leader.
 INTRUSIONS = (
-    *("crash", "lease", "lease", "expire", "commit", "zombie"),
+    *("crash", "lease", "lease", "expire", "commit", "zombie", "stray"),
     *("take over", "take over and take", "take over and take", "take over and free"),
 )
 REFUSED = (Superseded, Deposed, Closed)
@@ -228,6 +230,14 @@ class SnapshotMachine(IsolationMachine):
             self.make_news(2 + number)
         self.lead("roll up", back=back, at=at, visit=visit, intrusion=intrusion, which=which)
 
+    @precondition(lambda self: not self.dropped)
+    @rule(seed=st.integers(0, 999))
+    def strays_come(self, seed: int) -> None:
+        """To names of the log that were freed: they change nothing, whoever reads."""
+        chance = random.Random(seed)
+        for _ in range(1 + seed % 3):
+            leave_stray(self.log_storage, chance)
+
     def call(self, leader: Leader, call: str) -> None:
         if call == "take":
             leader.keeper.take()
@@ -249,6 +259,8 @@ class SnapshotMachine(IsolationMachine):
         elif what == "commit":
             for owner in sorted(self.records):
                 self.do(("commit", owner, 0, {}))
+        elif what == "stray":
+            self.strays_come(which)
         elif what == "zombie":
             zombie = self.leaders[max(0, len(self.leaders) - 2)]
             if zombie is not self.leader:
