@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from foundation.errors import InvalidValue, NotLeader, ServerUnavailable
 from foundation.ids import BucketId, LeadKey
-from foundation.parallel import map_all
+from foundation.parallel import at_once, map_all
 from merge_engine.bucket.options import MEBIBYTE
 from merge_engine.bucket.results import BucketResult
 from recovery.writer.access import Answers, GrantedRows
@@ -229,12 +229,18 @@ class LargePut:
 
 
 def progress_of(caller: TableCaller, call: PutProgress) -> PutProgressAnswer:
-    """Return how far all servers together are with a large batch, as far as they answer."""
+    """Return how far all servers together are with a large batch, as far as they answer.
+
+    They are asked side by side.
+    """
     calls = caller.calls
-    total = PutProgressAnswer(rows=0, bytes=0, rows_done=0)
-    for server in ask(lambda: caller.cluster.coordinator, lambda there: there.servers.all()):
+    nothing = PutProgressAnswer(rows=0, bytes=0, rows_done=0)
+
+    def progress_at(address: str) -> PutProgressAnswer:
         try:
-            total += calls.connections.call(server.address, call, calls.attempt_s)
+            return calls.connections.call(address, call, calls.attempt_s)
         except Broken:  # It is not needed for the batch, or the batch finds out.
-            continue
-    return total
+            return nothing
+
+    servers = ask(lambda: caller.cluster.coordinator, lambda there: there.servers.all())
+    return sum(at_once(progress_at, [server.address for server in servers]), nothing)
