@@ -30,6 +30,7 @@ from recovery.writer.access import Grant
 from recovery.writer.rows import Rows
 from recovery.writer.table_writer import TableWriter
 from server.client.cluster import Recipe
+from sink.columns import StartedWith
 from sink.connect import (
     CannotTravel,
     ending,
@@ -113,6 +114,7 @@ class AggregateSink:
 
     def _set_up(self, target: Target) -> None:
         self._target, self._options = target, target.options
+        self._started_with: StartedWith | None = None
         self._started_by = starting_session()
         self._process = os.getpid()
         self._calls = threading.Lock()
@@ -203,7 +205,7 @@ class AggregateSink:
 
         Else that would be found with the first batch.
         """
-        self._target.check().check(frame.columns)
+        self._target.check(self._started_with).check(frame.columns)
 
     def __call__(self, frame: Any, batch_id: int, *, fingerprint: str = "") -> None:
         """Write a micro-batch; Spark calls this.
@@ -251,7 +253,8 @@ class AggregateSink:
             last, self._session = self._session, None
             last.close()
             forget(last.identity.run_id)
-        session = self._session = open_session(self._target, identity)
+        session = self._session = open_session(self._target, identity, self._started_with)
+        self._started_with = session.started_with
         self._last_writer = session.writer
         self._undone_keys = 0
         atexit.unregister(self._close_at_exit)

@@ -1,13 +1,16 @@
 """The columns of a running sink, in a table that others may alter meanwhile.
 
-A sink is told names, and locks ids. Servers read what it sends by the schema version that it knows,
-so rows never go to another column than the one that was locked, however late the sink hears of a
-change. It hears of one by a watch: while nothing changes, ZooKeeper is asked nothing.
+A sink is told names, and locks ids. It goes on with the names that the table had when it started,
+in what it reads and in what it sends: servers read that by the schema version of then. So rows
+never go to another column than the one that was locked, whatever is called so by now, and however
+late the sink hears of a change. It hears of one by a watch: while nothing changes, ZooKeeper is
+asked nothing.
 """
 
 import logging
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from foundation.errors import SessionLost, Unavailable, UnknownColumn
 from locks.coordinator import Coordinator
@@ -20,18 +23,34 @@ from server.client.remote_table import RemoteTable
 logger = logging.getLogger(__name__)
 
 
-class UsedColumns:
-    """The columns that a sink writes, keys and values, as they were when it started."""
+@dataclass(frozen=True)
+class StartedWith:
+    """The schema whose names a sink uses, and which table's (its uid): as when it started."""
 
-    def __init__(self, table: RemoteTable, written: Iterable[str]) -> None:
-        self._table_name = table.name
-        keys = [column.name for column in table.schema.key_columns]
-        self.written = [table.schema.column(name) for name in written]
-        self._columns = [*(table.schema.column(name) for name in keys), *self.written]
-        self._checked = table.schema.version
+    table: str
+    schema: Schema
+
+    @classmethod
+    def of(cls, table: RemoteTable, before: "StartedWith | None") -> "StartedWith":
+        """Return the names of before, if they were of this very table; else those of now."""
+        uid = table.definition.uid
+        if before is not None and before.table == uid:
+            return before
+        return cls(uid, table.schema)
+
+
+class UsedColumns:
+    """The columns that a sink writes, keys and values, by the names that they had at its start."""
+
+    def __init__(self, table_name: str, schema: Schema, written: Iterable[str]) -> None:
+        self._table_name = table_name
+        self.written = [schema.column(name) for name in written]
+        self._columns = [*schema.key_columns, *self.written]
+        self._names = {column.id: column.name for column in self._columns}
+        self._checked = schema.version
 
     def check(self, schema: Schema) -> None:
-        """Raise UnknownColumn if one of them has another name by now, or is no more.
+        """Raise UnknownColumn if one of them is no more; one that was renamed is told in the log.
 
         Columns of others come, go and change their names without any effect here.
         """
@@ -41,8 +60,9 @@ class UsedColumns:
             now = schema.column_by_id(column.id)
             if now is None:
                 raise UnknownColumn(self._dropped(column, schema))
-            if now.name != column.name:
-                raise UnknownColumn(self._renamed(column, now))
+            if now.name != self._names[column.id]:
+                self._names[column.id] = now.name
+                logger.warning("%s", self._renamed(column, now))
         self._checked = schema.version
 
     def _dropped(self, column: Column, schema: Schema) -> str:
@@ -58,8 +78,8 @@ class UsedColumns:
 
     def _renamed(self, column: Column, now: Column) -> str:
         return (
-            f"{self._what(column)} was renamed to '{now.name}' while the query ran; this batch was "
-            "not written. Start the query again with the new name, and with "
+            f"{self._what(column)} is called '{now.name}' by now. The query goes on under the name "
+            "that it started with; give it the new one before its program is started again, and "
             f"renamed={{'{now.name}': '{column.name}'}} if the input keeps the old one"
         )
 

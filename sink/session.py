@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundation.errors import InvalidInput
+from merge_engine.schema.schema import Schema
 from recovery.writer.access import Grant
 from recovery.writer.parts import PartSizes
 from recovery.writer.redo import RedoLog
@@ -13,7 +14,7 @@ from recovery.writer.table_writer import TableWriter, WriterState
 from server.client.cluster import PATIENCE_S, Cluster, Recipe
 from server.client.remote_table import RemoteTable
 from server.client.writer_access import RemoteAccess
-from sink.columns import DefinitionWatch, UsedColumns
+from sink.columns import DefinitionWatch, StartedWith, UsedColumns
 from sink.connect import in_worker, is_connect, query_among
 from sink.options import SinkOptions
 from sink.quarantine import Quarantine, check_place
@@ -38,23 +39,24 @@ class Target:
     columns: tuple[str, ...]
     options: SinkOptions
 
-    def input(self, table: RemoteTable) -> InputColumns:
+    def input(self, schema: Schema) -> InputColumns:
         """Return which columns of the input go where; an error if the table does not have them."""
         return InputColumns(
-            schema=table.schema,
+            schema=schema,
             written=self.columns,
             renamed=self.options.renamed,
             operation=self.options.operation_column,
             ignore_extra=self.options.ignore_extra,
         )
 
-    def check(self) -> InputColumns:
+    def check(self, before: StartedWith | None = None) -> InputColumns:
         """Look whether the cluster can be reached and the table has the columns; write nothing.
 
-        A wrong address is told as soon as `tb.connect` tells it: somebody waits for that.
+        A wrong address is told as soon as `tb.connect` tells it: somebody waits for that. `before`:
+        whose names a sink uses that has started already.
         """
         with self.recipe.connect(patience_s=PATIENCE_S) as cluster:
-            return self.input(cluster.table(self.table))
+            return self.input(StartedWith.of(cluster.table(self.table), before).schema)
 
     def check_quarantine(self) -> None:
         """Look whether bad rows can be set aside where they are to go, seen from this machine."""
@@ -135,22 +137,32 @@ def _nobody() -> InvalidInput:
 class Session:
     """The connection and the lock of one sink, in one run of a query. Made by `open_session`.
 
-    `input` and `reader` are of the schema that the sink started with. They stay: of what they
-    know, nothing changes but the names of columns, and then `check_columns` ends the query.
+    `input` and `reader` are of the schema that the sink started with, in whichever run of its
+    query: `started_with`. They stay: of what they know, nothing changes but the names of columns,
+    which are those of then. A column that is dropped ends the query, by `check_columns`.
     """
 
-    def __init__(self, cluster: Cluster, target: Target, identity: Identity) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        target: Target,
+        identity: Identity,
+        before: StartedWith | None = None,
+    ) -> None:
         options = self._options = target.options
         self.cluster = cluster
         self.identity = identity
         remote = cluster.table(target.table)
-        self.input = target.input(remote)
+        self.started_with = StartedWith.of(remote, before)
+        schema = self.started_with.schema
+        self.input = target.input(schema)
         self.reader = RowReader(
             self.input,
             fold=options.local_aggregation,
             set_aside=options.bad_rows == "quarantine",
         )
-        self._used = UsedColumns(remote, target.columns)
+        self._used = UsedColumns(remote.name, schema, target.columns)
+        self._used.check(remote.schema)
         self._watch = DefinitionWatch()
         self.redo = None
         if options.recovery == "redo":
@@ -159,7 +171,7 @@ class Session:
             RemoteAccess(cluster, remote),
             identity.owner,
             # By id: the columns that were checked here, whatever has their names by then.
-            [remote.schema.column(name).id for name in target.columns],
+            [column.id for column in self._used.written],
             ttl_ms=options.ttl_ms,
             query_id=identity.query_id,
             query_name=identity.query_name,
@@ -221,12 +233,12 @@ class Session:
             )
 
     def follow_definition(self) -> None:
-        """Take in what others altered, as far as it is known; an error if it is our columns."""
+        """Take in what others altered, as far as it is known; an error if they dropped ours."""
         self._watch.refresh(self.table, self.writer.access.coordinator)
         self.check_columns()
 
     def check_columns(self) -> None:
-        """Raise an error that says which of our columns was dropped or renamed, if one was."""
+        """Raise an error that says which of our columns was dropped, if one was."""
         self._used.check(self.table.schema)
 
     def fenced_partitions(self, grant: Grant) -> frozenset[bytes] | None:
@@ -287,13 +299,16 @@ class Session:
                 del _claims[claim]
 
 
-def open_session(target: Target, identity: Identity) -> Session:
-    """Connect and start; what fails leaves neither a connection nor a claim."""
+def open_session(target: Target, identity: Identity, before: StartedWith | None = None) -> Session:
+    """Connect and start; what fails leaves neither a connection nor a claim.
+
+    `before`: the names of the former run of the same sink.
+    """
     target.check_quarantine()
     cluster = target.recipe.connect()
     session: Session | None = None
     try:
-        session = Session(cluster, target, identity)
+        session = Session(cluster, target, identity, before)
         session.start()
     except BaseException:
         if session is not None:
