@@ -417,14 +417,18 @@ def test_bad_rows_are_set_aside_before_a_batch_is_promised(
 ) -> None:
     table, place = sinks.table(SUMS), tmp_path / "aside"
     settings = {"recovery": recovery, "redo_location": str(tmp_path / "redo")}
-    place.write_text("not a directory")
     sink = setting_aside(sinks, table, place, **settings)
+    sink(sinks.frame(BAD_ROWS), 0)
+    for file in [*place.rglob("*")]:
+        file.unlink()
+    place.rmdir()
+    place.write_text("not a directory")
     with pytest.raises(OSError, match="aside"):
-        sink(sinks.frame(BAD_ROWS), 0)
+        sink(sinks.frame(BAD_ROWS), 1)
     sink.close()
     place.unlink()
     sink = setting_aside(sinks, table, place, **settings)
-    sink(sinks.frame(BAD_ROWS), 0)
+    sink(sinks.frame(BAD_ROWS), 1)
     assert sink.status()["skipped"] == 0
     assert [row["a"] for row in parquet_rows(place)] == [33]
-    assert stored(table, [1]) == {1: (1, 10)}
+    assert stored(table, [1]) == {1: (2, 20)}
