@@ -13,7 +13,8 @@ from foundation.ids import Token
 from merge_engine.aggregates.registry import AggFunction
 from merge_engine.bucket.results import PutResult
 from merge_engine.bucket.segment import AggMode, Operation
-from merge_engine.embedded.plain_values import read_columns, read_rows
+from merge_engine.embedded.plain_values import read_columns, read_rows, types_of
+from merge_engine.embedded.value_kinds import check_objects
 from merge_engine.merging.batch import read_keys
 from merge_engine.merging.local_aggregation import OPERATION
 from merge_engine.schema.schema import Schema
@@ -99,7 +100,9 @@ class DerivedCalls(ABC):
         self._evolve(lambda schema: schema.rename_column(old, new))
 
 
-def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
+def as_arrow(
+    data: Data, schema: Schema, mode: AggMode = AggMode.ACCUMULATE
+) -> pa.RecordBatch | pa.Table:
     """Return data as Arrow; dictionaries of columns and lists of rows are for small inputs.
 
     A dictionary has a list per column or, of one row, a value per column; Python's values become
@@ -108,9 +111,10 @@ def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
     """
     if isinstance(data, pa.RecordBatch | pa.Table):
         return data
+    types = types_of(schema, states=mode != AggMode.ACCUMULATE)
     try:
         if isinstance(data, Mapping):
-            return read_columns(data, schema)
+            return read_columns(data, types)
         if is_stream(data):
             return read_stream(data)
         if isinstance(data, str | bytes) or not isinstance(data, Iterable):
@@ -121,7 +125,7 @@ def as_arrow(data: Data, schema: Schema) -> pa.RecordBatch | pa.Table:
             raise TypeError(f"it has a row that is no dictionary: {other[0]!r}")
         if not rows:  # Which says nothing of its columns.
             return pa.schema([(key.name, key.type) for key in schema.key_columns]).empty_table()
-        return read_rows(rows, schema)
+        return read_rows(rows, types)
     except (pa.ArrowException, TypeError, AttributeError, UnicodeError, OverflowError) as exc:
         raise InvalidInput(
             f"cannot read this as a table: {exc}; give a dictionary of lists, a list of "
@@ -137,6 +141,7 @@ def is_stream(data: object) -> TypeGuard[ArrowStream]:
 def read_stream(data: Any) -> pa.Table:
     """Return the rows of a stream; an index of pandas that has no name is left out."""
     try:
+        check_objects(data)
         table = pa.table(data)
     except (pa.ArrowException, TypeError, ValueError) as exc:
         raise InvalidInput(f"these rows cannot be read by Arrow: {exc}") from exc

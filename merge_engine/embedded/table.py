@@ -157,7 +157,7 @@ class EmbeddedTable(DerivedCalls):
             return PutResult(rows=0, buckets={})
         schema = self.schema
         rows = read_batch(
-            as_arrow(data, schema),
+            as_arrow(data, schema, mode),
             schema,
             self._options,
             columns=columns,

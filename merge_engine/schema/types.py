@@ -329,6 +329,11 @@ def _is_lossless(source: pa.DataType, target: pa.DataType) -> bool:
     return bool(_SAME_AS.get(source, source) == target)
 
 
+def narrower(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return that of two types whose values all are of the other, too; the first if neither is."""
+    return other if _is_lossless(other, one) else one
+
+
 def go_together(one: pa.DataType, other: pa.DataType, *, rounding: bool = False) -> bool:
     """Tell whether a column of a batch can be taken as both: the narrower one becomes the wider.
 

@@ -58,7 +58,7 @@ class Rows:
         if callable(self.data):
             yield from _pieces_of(self.data)
         elif not (isinstance(self.data, Sequence) and not self.data):
-            arrow = as_arrow(self.data, schema)
+            arrow = as_arrow(self.data, schema, self.mode)
             yield pa.Table.from_batches([arrow]) if isinstance(arrow, pa.RecordBatch) else arrow
 
     def find_partitions(self, schema: Schema, there: Container[bytes]) -> "NeededPartitions":

@@ -1,18 +1,21 @@
 """Python's own values, which have no type of Arrow: a column takes those that fit as they are."""
 
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
 
-from foundation.errors import InvalidInput, WrongType
+from foundation.errors import InvalidInput, InvalidValue, WrongType
+from merge_engine.bucket.segment import AggMode
 from merge_engine.schema.builder import SchemaBuilder
 from recovery.embedded.table import Table
+from recovery.writer.rows import Rows
 
 COLUMNS = {
     "narrow": ("INT", "sum"),
@@ -25,7 +28,17 @@ COLUMNS = {
     "pair": ("STRUCT<a: INT, b: STRING>", "last_value"),
     "items": ("ARRAY<INT>", "last_value"),
     "other": ("BIGINT", "max"),
+    "wide": ("DECIMAL(38, 0)", "max"),
+    "at": ("TIMESTAMP", "max"),
+    "local": ("TIMESTAMP_NTZ", "max"),
+    "data": ("BINARY", "max"),
+    "maps": ("ARRAY<MAP<STRING, INT>>", "last_value"),
+    "deep": ("STRUCT<m: MAP<DATE, INT>, l: ARRAY<DECIMAL(38, 0)>>", "last_value"),
+    "set": ("BIGINT", "rbm64"),
+    "seen": ("BIGINT", "count"),
 }
+DAY, NOON = date(2026, 11, 19), datetime(2026, 11, 19, 12)
+AWARE = NOON.replace(tzinfo=timezone(timedelta(hours=5)))
 
 
 @pytest.fixture
@@ -56,6 +69,13 @@ def read(table: Table, key: int = 1) -> dict[str, Any]:
         ("places", {}, []),
         ("pair", {"b": "x", "a": 1}, {"a": 1, "b": "x"}),
         ("items", [1, None], [1, None]),
+        ("wide", 2**70, Decimal(2**70)),
+        ("maps", [{"a": 1}, None, [("b", 2)]], [[("a", 1)], None, [("b", 2)]]),
+        (
+            "deep",
+            {"m": {DAY: 1}, "l": [2**64, None]},
+            {"m": [(DAY, 1)], "l": [Decimal(2**64), None]},
+        ),
     ],
 )
 def test_what_fits_a_column_as_it_is_is_taken(
@@ -95,6 +115,115 @@ def test_what_would_lose_something_is_refused_and_changes_nothing(
     with pytest.raises(WrongType, match=column):
         table.put({"k": [1], column: [value]})
     assert table.to_arrow().num_rows == 0
+
+
+MIXED: dict[str, tuple[str, list[Any]]] = {
+    "a date and a time": ("day", [DAY, NOON]),
+    "a time and a date": ("local", [NOON, DAY]),
+    "with a zone and without": ("at", [AWARE, NOON]),
+    "without a zone and with": ("local", [NOON, AWARE]),
+    "bytes and text": ("data", [b"a", "ä"]),
+    "text and bytes": ("data", ["ä", b"a"]),
+    "NumPy's boolean and a number": ("narrow", [np.bool_(True), 1]),
+    "a small float and a number": ("price", [np.float16(1.5), 2**40]),
+    "more digits than a microsecond": ("local", [pd.Timestamp("2026-11-19 12:00:00.000000001")]),
+    "counted": ("seen", [DAY, NOON]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_values_that_would_be_bent_to_the_first_one_are_refused(table: Table, name: str) -> None:
+    column, values = MIXED[name]
+    keys = [*range(len(values))]
+    series = pd.Series(values, dtype=object)
+    for data in (
+        {"k": keys, column: values},
+        {"k": keys, column: series},
+        {"k": keys, column: np.array(values, object)},
+        {"k": iter(keys), column: iter(values)},
+        [{"k": key, column: value} for key, value in zip(keys, values, strict=True)],
+        pd.DataFrame({"k": keys, column: series}),
+    ):
+        with pytest.raises(InvalidInput, match=f"column '{column}': .*(kind|round|floats)"):
+            table.put(data)
+    assert table.to_arrow().num_rows == 0
+
+
+def test_two_days_are_not_made_one_key(tmp_path: Path) -> None:
+    schema = SchemaBuilder().column("k", "DATE").agg_column("n", "BIGINT", "sum").primary_key("k")
+    with Table.create(tmp_path / "days", schema.build()) as table:
+        with pytest.raises(
+            InvalidInput, match=r"column 'k': values of several kinds \(dates, time"
+        ):
+            table.put({"k": [DAY, NOON], "n": [1, 2]})
+        with pytest.raises(InvalidInput, match="several kinds"):
+            table.lookup({"k": [DAY, NOON]})
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("items", [1, True]),
+        ("pair", [{"a": 1, "b": "x"}, {"a": True, "b": "x"}]),
+        ("maps", [{"a": 1, b"b": 2}]),
+        ("deep", {"m": {DAY: 1, NOON: 2}, "l": []}),
+    ],
+)
+def test_nor_are_those_inside_lists_maps_and_structs(table: Table, column: str, value: Any) -> None:
+    values = value if column == "pair" else [value]
+    with pytest.raises(InvalidInput, match=f"column '{column}': values of several kinds"):
+        table.put({"k": [*range(len(values))], column: values})
+
+
+def test_what_pandas_has_for_nothing_is_null(table: Table) -> None:
+    table.put({"k": [1, 2], "local": [NOON, pd.NaT], "narrow": [pd.NA, 5], "items": [pd.NA, [1]]})
+    assert read(table) == dict.fromkeys(COLUMNS) | {"k": 1, "local": NOON}
+    assert (read(table, 2)["local"], read(table, 2)["narrow"]) == (None, 5)
+    keys = np.array([3, 4], np.int32)
+    frame = pd.DataFrame({"k": keys, "data": pd.Series([float("nan"), b"x"], dtype=object)})
+    table.put(frame)
+    assert [read(table, key)["data"] for key in (3, 4)] == [None, b"x"]
+
+
+def test_whole_numbers_of_64_bits_are_taken_where_the_function_takes_them(table: Table) -> None:
+    table.put({"k": [1, 1, 1], "set": [2**64 - 1, 5, 5], "seen": [2**63, None, 1]})
+    assert (read(table)["set"], read(table)["seen"]) == (2, 2)
+    with pytest.raises(InvalidInput, match="'other' has a number that no type of Arrow holds"):
+        table.put({"k": [1], "other": [2**63]})
+
+
+def test_states_and_orders_are_taken_as_their_types(tmp_path: Path) -> None:
+    schema = (
+        SchemaBuilder()
+        .column("k", "BIGINT")
+        .agg_column("mean", "DOUBLE", "avg")
+        .agg_column(
+            "last", "MAP<STRING, INT>", "last_value", order_by="step", order_type="SMALLINT"
+        )
+        .agg_column("step", "INT", "max")
+        .agg_column("all", "STRING", "string_agg")
+        .primary_key("k")
+        .build()
+    )
+    with Table.create(tmp_path / "states", schema) as table:
+        table.put({"k": [1, 1], "step": [7, 5], "last": [{"a": 1}, {"a": 2}]})
+        states: dict[str, Any] = {
+            "mean": [{"sum": 5, "count": 2}],
+            "last": [{"value": {"b": 3}, "order": 6}],
+            "all": [["x", "y"]],
+            "step": [8],
+        }
+        table.put({"k": [1]} | states, mode=AggMode.MERGE_STATE)
+        expected = {"k": 1, "mean": 2.5, "last": [("a", 1)], "step": 8, "all": "x,y"}
+        assert read(table) == expected
+        with table.writer(owner_id="o", columns=[*states]) as writer:
+            put = Rows(data={"k": [1]} | states, mode=AggMode.REPLACE)
+            writer.write(0, put)
+        assert read(table) == expected | {"last": [("b", 3)]}
+        with pytest.raises(
+            InvalidValue, match=r"'last', key k=1: a state of last_value .* is null"
+        ):
+            table.put({"k": [1], "last": [None]}, mode=AggMode.MERGE_STATE)
 
 
 @pytest.mark.parametrize("value", [7, "ab", [("a", 1, 2)], [3]])
