@@ -16,6 +16,7 @@ TallybookError
 │   ├── InvalidValue          a value that the column's function cannot take
 │   │   └── Overflow          a result that its column cannot hold
 │   ├── BatchTooLarge         more rows or bytes than one put may have
+│   │   └── ColumnTooLarge    more bytes in one column than Arrow holds
 │   ├── RecordTooLarge        more than ZooKeeper holds in a transaction
 │   ├── InvalidOwner          an owner id that ZooKeeper cannot hold
 │   ├── InvalidLease          a lease id that ZooKeeper cannot hold
@@ -165,6 +166,13 @@ class Overflow(InvalidValue):
 
 class BatchTooLarge(InvalidInput):
     """More rows or bytes than one put may have. Split the batch."""
+
+
+class ColumnTooLarge(BatchTooLarge):
+    """Rows, or what is stored of their keys, have more bytes in one column than Arrow holds.
+
+    Send fewer at a time. Writers and look-ups do so by themselves.
+    """
 
 
 class RecordTooLarge(InvalidInput):

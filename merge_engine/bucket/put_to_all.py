@@ -6,9 +6,9 @@ with held(buckets):
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
-from foundation.errors import InvalidValue
+from foundation.errors import ColumnTooLarge, InvalidValue
 from foundation.ids import Token
 from foundation.parallel import Mapper
 from merge_engine.bucket.bucket import Bucket
@@ -49,7 +49,8 @@ def plan_held(
     """
 
     if len(buckets) > 1 and sum(map(len, updates)) <= _FEW and _same_columns(updates):
-        return _plan_as_one(buckets, updates, owner=owner, token=token, locked=locked)
+        with suppress(ColumnTooLarge):  # Each of them may still fit.
+            return _plan_as_one(buckets, updates, owner=owner, token=token, locked=locked)
 
     def plan(at: int) -> Plan | BucketResult | InvalidValue:
         try:

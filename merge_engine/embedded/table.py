@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import pyarrow as pa
 
 from foundation.arguments import offsets_of, text_of, whole_of
-from foundation.errors import InvalidInput
+from foundation.errors import ColumnTooLarge, InvalidInput
 from foundation.ids import BucketId, Token
 from merge_engine.bucket.bucket import Bucket
 from merge_engine.bucket.log import wall_clock_ms
@@ -228,8 +228,27 @@ class EmbeddedTable(DerivedCalls):
         """
         schema = self.schema
         key_columns = read_keys(as_arrow(keys, schema), schema)
-        chosen = schema.values(columns)
-        partitions = dict(self._catalog.partitions)
+        return self._look_up_typed(key_columns, schema.values(columns), look, found=found)
+
+    def _look_up_typed(
+        self, key_columns: Sequence[pa.Array], chosen: Sequence[Column], look: Look, *, found: bool
+    ) -> pa.Table:
+        """Do so with keys in the table's types; in halves, where Arrow does not hold all."""
+        try:
+            return self._look_up_at_once(key_columns, chosen, look, found=found)
+        except ColumnTooLarge:
+            middle = len(key_columns[0]) // 2
+            if not middle:
+                raise
+        halves = ([key[:middle] for key in key_columns], [key[middle:] for key in key_columns])
+        return pa.concat_tables(
+            [self._look_up_typed(half, chosen, look, found=found) for half in halves]
+        )
+
+    def _look_up_at_once(
+        self, key_columns: Sequence[pa.Array], chosen: Sequence[Column], look: Look, *, found: bool
+    ) -> pa.Table:
+        schema, partitions = self.schema, dict(self._catalog.partitions)
         known = [
             target
             for target in route(schema, key_columns, self._catalog.buckets)

@@ -5,18 +5,19 @@ offset i to offset i + 1. So the values of an array without nulls lie one after 
 cutting each of them into k pieces is making n * k + 1 offsets over the same buffer. The functions
 here rest on that. All of them take sliced arrays, and none goes through the rows in Python.
 
-Offsets are 32 bits wide, as in `pa.binary()`. A result that would need more raises `BatchTooLarge`;
-it never wraps.
+Offsets are 32 bits wide, as in `pa.binary()`. A result that would need more raises
+`ColumnTooLarge`; it never wraps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foundation.errors import BatchTooLarge
+from foundation.errors import ColumnTooLarge
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -24,6 +25,7 @@ Integers = npt.NDArray[np.int64]
 
 _LARGEST_OFFSET = 2**31 - 1
 _FEW = 64
+_FEWER = "send fewer rows, or ask for fewer keys, at a time"
 
 
 def offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
@@ -91,7 +93,7 @@ def offsets_of(sizes: npt.NDArray[np.integer], first: int = 0) -> npt.NDArray[np
     np.cumsum(sizes, out=bounds[1:])
     bounds += first
     if bounds[-1] > _LARGEST_OFFSET:
-        raise BatchTooLarge(f"{bounds[-1]:,} bytes in one column; split the batch")
+        raise _too_large(bounds[-1])
     return bounds.astype(np.int32)
 
 
@@ -134,7 +136,7 @@ def join(pieces: Sequence[pa.Array]) -> pa.BinaryArray:
         return pieces[0]
     size = sum(int(bounds[-1]) - int(bounds[0]) for bounds in map(offsets, pieces))
     if size > _LARGEST_OFFSET:
-        raise BatchTooLarge(f"{size:,} bytes in one column; split the batch")
+        raise _too_large(size)
     return pc.binary_join_element_wise(*pieces, b"")
 
 
@@ -174,7 +176,7 @@ def from_fixed(matrix: Bytes) -> pa.BinaryArray:
     """Return each row of the matrix as one value, zero-copy if the matrix is contiguous."""
     count, width = matrix.shape
     if count * width > _LARGEST_OFFSET:
-        raise BatchTooLarge(f"{count * width:,} bytes in one column; split the batch")
+        raise _too_large(count * width)
     bounds = np.arange(count + 1, dtype=np.int32)
     bounds *= width
     return over(bounds, np.ascontiguousarray(matrix).reshape(-1))
@@ -202,7 +204,29 @@ def to_pybytes_list(values: pa.BinaryArray) -> list[bytes]:
 
 def from_pybytes_list(values: Sequence[bytes | None]) -> pa.BinaryArray:
     """Return Python bytes as an array. None becomes null."""
-    return pa.array(values, pa.binary())
+    array = pa.array(values, pa.binary())
+    if isinstance(array, pa.ChunkedArray) or (
+        len(array) > _FEW and array.nbytes > _LARGEST_OFFSET  # What was lowered for a test.
+    ):
+        raise _too_large(array.nbytes)
+    return array
+
+
+@contextmanager
+def told_if_too_large() -> Iterator[None]:
+    """What Arrow raises of more bytes than its offsets count is told as ours."""
+    try:
+        yield
+    except pa.ArrowCapacityError as exc:
+        raise ColumnTooLarge(f"{exc}; {_FEWER}") from exc
+    except pa.ArrowInvalid as exc:
+        if "offset overflow" in str(exc):
+            raise ColumnTooLarge(f"{exc}; {_FEWER}") from exc
+        raise
+
+
+def _too_large(size: int) -> ColumnTooLarge:
+    return ColumnTooLarge(f"{size:,} bytes in one column; {_FEWER}")
 
 
 def ranges(starts: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> Integers:

@@ -158,7 +158,7 @@ class SchemaHistory:
                 few = self._codecs[self.current.version].decode_few(cast(Sequence[bytes], values))
                 if few is not None:
                     return StoredRows(*few)
-            return self._decode(pa.array(values, pa.binary()))
+            return self._decode(ragged.from_pybytes_list(values))
         except ValueError as exc:
             raise CorruptView(f"a stored row cannot be read ({exc}); rebuild the view") from exc
 

@@ -10,6 +10,7 @@ from foundation.errors import InvalidValue
 from merge_engine.aggregates.arrays import choose
 from merge_engine.aggregates.base import AggregateFunction, Fault
 from merge_engine.bucket.segment import Change
+from merge_engine.encoding import ragged
 from merge_engine.encoding.codec import same
 from merge_engine.encoding.ragged import Flags
 from merge_engine.encoding.stored_rows import StoredRows
@@ -50,6 +51,11 @@ def merge(update: Update, stored: StoredRows) -> Merged:
     `stored` has the update's columns. Raises an error that names column and key if a result does
     not fit.
     """
+    with ragged.told_if_too_large():
+        return _merge(update, stored)
+
+
+def _merge(update: Update, stored: StoredRows) -> Merged:
     refused = _Refused(update)
     touched = np.empty_like(stored.touched)
     states = []

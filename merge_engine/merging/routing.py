@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from foundation.errors import InvalidInput
 from merge_engine.encoding.keys import KeyCodec
+from merge_engine.encoding.ragged import told_if_too_large
 from merge_engine.encoding.soundness import readable_values
 from merge_engine.merging.grouping import Positions
 from merge_engine.merging.hashing import bucket_of, bucket_of_few
@@ -77,12 +78,13 @@ def gather(
         positions = np.concatenate([target.positions for target in routes])
         place[positions] = np.arange(len(positions))
     index = pa.array(place, mask=place < 0)
-    return [
-        pa.chunked_array([batch.column(column.name) for batch in found], column.type)
-        .combine_chunks()
-        .take(index)
-        for column in columns
-    ]
+    with told_if_too_large():
+        return [
+            pa.chunked_array([batch.column(column.name) for batch in found], column.type)
+            .combine_chunks()
+            .take(index)
+            for column in columns
+        ]
 
 
 def partition_key(schema: Schema, values: Mapping[str, Any]) -> bytes:

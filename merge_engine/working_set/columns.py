@@ -139,7 +139,7 @@ class VariableColumn:
         return lambda: decode(values, self._type)
 
     def encoded(self, slots: Slots) -> pa.BinaryArray:
-        """Return the states as they are kept; BatchTooLarge for more than Arrow can hold."""
+        """Return the states as they are kept; ColumnTooLarge for more than Arrow can hold."""
         if len(slots) <= _FEW:
             return pa.array(self._few(slots), pa.binary())
         entries = self._entries.take(slots)

@@ -209,6 +209,11 @@ class EmbeddedAccess:
     def seal(self, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
         return self._ask_each(list(terms), lambda key, led: led.seal(writer, terms[key], batch))
 
+    def shrink_parts(self) -> bool:
+        smaller = self._sizes.smaller()
+        self._sizes = smaller or self._sizes
+        return smaller is not None
+
     def reconnect(self) -> "EmbeddedAccess":
         """Return the same: there is no session to lose before the table is closed."""
         self._place.refresh()

@@ -146,6 +146,9 @@ class TableAccess(Protocol):
     def seal(self, writer: Writer, terms: Terms, batch: int) -> Answers[int]:
         """Close a batch to late puts; the answers are the log ends."""
 
+    def shrink_parts(self) -> bool:
+        """Send smaller parts from now on; False if each is one row already."""
+
     def reconnect(self) -> "TableAccess":
         """Return the same access over a new session, when this one's is lost."""
 

@@ -6,7 +6,7 @@ nobody waits. The rows of a bucket stay in their order, from part to part.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from merge_engine.merging.batch import read_keys
 from merge_engine.merging.routing import Route, route
 from merge_engine.schema.schema import Schema
 
+_SMALLER = 8
 FindBucket = Callable[[Route], BucketId]
 """Tells which bucket a route leads to; NotFenced for one of a partition that is not fenced."""
 
@@ -44,6 +45,14 @@ class PartSizes:
             chunk_bytes=max(min(self.chunk_bytes, put_max_bytes // 2), 1),
             call_rows=max(min(self.call_rows, put_max_rows), 1),
         )
+
+    def smaller(self) -> "PartSizes | None":
+        """Return sizes for rows that meet more than Arrow holds; None if a part is one row."""
+        if self.call_rows > 1:
+            return replace(self, call_rows=1)
+        if self.rows > 1:
+            return replace(self, rows=max(self.rows // _SMALLER, 1))
+        return None
 
 
 class Part(NamedTuple):

@@ -18,6 +18,7 @@ from typing import TypeVar
 from foundation.arguments import names_of, seconds_of, text_of, whole_of
 from foundation.deadlines import within
 from foundation.errors import (
+    ColumnTooLarge,
     Fenced,
     HandoverNeeded,
     InvalidInput,
@@ -472,13 +473,19 @@ class TableWriter:
                 raise
             except Exception as exc:
                 deadline = min(deadline, self._now() + self._deadline_s)
-                if not isinstance(exc, CURABLE) or self._now() + pause_s > deadline:
+                if not self._is_curable(exc) or self._now() + pause_s > deadline:
                     self._check_held(exc)
                     raise
                 logger.info("%s tries again: %s", self._owner, exc)
                 lost = lost or isinstance(exc, SessionLost)
             self._pause(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _is_curable(self, failure: Exception) -> bool:
+        """Whether to start over; with smaller parts, if what is stored of a part is too large."""
+        if isinstance(failure, ColumnTooLarge):
+            return self._access.shrink_parts()
+        return isinstance(failure, CURABLE)
 
     def _check_held(self, failure: Exception) -> None:
         """Raise Fenced if the lock is known to be another's by now; the failure is its cause."""

@@ -7,6 +7,7 @@ if they can (`lookup_lanes`); whatever else is asked for is a call of its own.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from foundation.arguments import names_of
 from foundation.deadlines import within
-from foundation.errors import InvalidInput, PartitionGone, ServerUnavailable
+from foundation.errors import ColumnTooLarge, InvalidInput, PartitionGone, ServerUnavailable
 from merge_engine.embedded.derived_calls import FOUND, Data, as_arrow
 from merge_engine.merging.batch import read_keys
 from merge_engine.merging.routing import gather, route
@@ -181,6 +182,19 @@ class _Asked:
                 return at_own_cut(partial(self._rows_of, key_columns))
             except PartitionGone:  # Its keys are none of any partition now.
                 continue
+            except ColumnTooLarge:
+                if len(key_columns[0]) == 1:
+                    raise
+                return self._halved(key_columns)
+
+    def _halved(self, key_columns: Keys) -> pa.Table:
+        """Look one half of the keys up and then the other, at the same cut."""
+        half = copy(self)
+        if half._call.cut is None and half._call.isolation is Isolation.COMMITTED:
+            half._call = replace(half._call, cut=self._caller.cut())
+        middle = len(key_columns[0]) // 2
+        first = half.rows_of([column[:middle] for column in key_columns])
+        return pa.concat_tables([first, half.rows_of([column[middle:] for column in key_columns])])
 
     def _rows_of(self, key_columns: Keys) -> pa.Table:
         caller, call = self._caller, self._call

@@ -135,9 +135,14 @@ class RemoteAccess:
         )
         return self._caller.call(call, patient=False)
 
+    def shrink_parts(self) -> bool:
+        smaller = self.sizes.smaller()
+        self.sizes = smaller or self.sizes
+        return smaller is not None
+
     def reconnect(self) -> "RemoteAccess":
         cluster = self._cluster.again()
-        access = RemoteAccess(cluster, cluster.table_by_id(self._table.table_id))
+        access = RemoteAccess(cluster, cluster.table_by_id(self._table.table_id), sizes=self.sizes)
         self.close()
         access._owns_cluster = True
         return access

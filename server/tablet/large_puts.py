@@ -9,7 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from foundation.errors import BadRequest, BatchTooLarge, InvalidValue, StagedPutLost, TornPut
+from foundation.errors import (
+    BadRequest,
+    BatchTooLarge,
+    ColumnTooLarge,
+    InvalidValue,
+    StagedPutLost,
+    TornPut,
+)
 from foundation.ids import BucketId, LeadKey
 from foundation.parallel import map_all
 from merge_engine.bucket.options import MEBIBYTE
@@ -199,6 +206,13 @@ class LargePuts:
                 raise
             staged.refusals.append(exc)
             return None
+        except ColumnTooLarge:
+            # What is stored of the keys of several parts; of one, its writer sends smaller ones.
+            with staged.at(key) as one:
+                if one.together == 1:
+                    raise
+                one.most_together = one.together // 2
+            return None
 
     def forget(self, call: ForgetPut) -> Nothing:
         """Let go of an upload."""
@@ -294,6 +308,10 @@ class LargePuts:
 
         One, if somebody else has had it since our last turn, or not long ago.
         """
+        one.together = min(self._how_many_fit(one, first, led), one.most_together)
+        return one.together
+
+    def _how_many_fit(self, one: PartsOfBucket, first: int, led: LedBucket) -> int:
         now_s = time.monotonic()
         if led.bucket.turns != one.turns:
             one.alone_s = now_s

@@ -21,6 +21,7 @@ from foundation.errors import (
     BadRequest,
     BatchTooLarge,
     Closed,
+    ColumnTooLarge,
     Deposed,
     InvalidValue,
     NotLeader,
@@ -238,6 +239,7 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             if isinstance(exc, StorageFull):
                 self._complaints.complain(_DISK_FULL, str(exc))
             bad = isinstance(error, BadRequest | BatchTooLarge)
+            bad = bad and not isinstance(error, ColumnTooLarge)  # Its caller asks for less.
             what, level = wire.readable(str(error)), logging.WARNING if bad else logging.INFO
             logger.log(level, "refused a %s from %s: %s", call, context.peer(), what)
             try:

@@ -11,6 +11,7 @@ over, or its batch is. A writer that waits long for more rows keeps what it has 
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,7 @@ class PartsOfBucket:
     `done` is None as long as the bucket was not asked. `tried` are those that were tried, after
     those that are done. `turns`: of the bucket, if nobody has had it
     since we did.
+    `together`: how many parts were taken as one last, `most_together` how many may be.
     `alone_s`: since when nobody else has wanted it.
     """
 
@@ -60,6 +62,8 @@ class PartsOfBucket:
     done: int | None = None
     tried: int = 0
     turns: int = -1
+    together: int = 1
+    most_together: int = sys.maxsize
     alone_s: float = 0.0
     overlay: Overlay | None = None
     result: BucketResult | None = None
