@@ -174,6 +174,9 @@ class ThroughFlight:
     def get(self, key: LeadKey) -> LedBucket:
         return LedBucket(self._table.bucket(key.bucket), key.bucket, locked=False)
 
+    def get_all(self, keys: Sequence[LeadKey]) -> list[LedBucket]:
+        return [self.get(key) for key in keys]
+
     @property
     def coordinator(self) -> Coordinator:
         return cast(Coordinator, _OneServer(self))

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from foundation.errors import BatchTooLarge
+from foundation.errors import ColumnTooLarge
 from merge_engine.encoding import ragged
 
 
@@ -133,7 +133,7 @@ def test_with_validity_sets_and_removes_nulls() -> None:
 
 
 def test_more_bytes_than_offsets_reach_raise_and_do_not_wrap() -> None:
-    with pytest.raises(BatchTooLarge, match="split the batch"):
+    with pytest.raises(ColumnTooLarge, match="send fewer rows"):
         ragged.offsets_of(np.array([2**30, 2**30]))
     assert ragged.offsets_of(np.array([2**30, 2**30 - 1])).tolist() == [0, 2**30, 2**31 - 1]
 
@@ -141,10 +141,10 @@ def test_more_bytes_than_offsets_reach_raise_and_do_not_wrap() -> None:
 def test_a_join_of_more_bytes_than_offsets_reach_raises() -> None:
     # Zeros that nobody reads or writes take no memory, and the join is refused unread.
     half = ragged.over(np.array([0, 2**30], np.int32), np.zeros(2**30, np.uint8))
-    with pytest.raises(BatchTooLarge, match="split the batch"):
+    with pytest.raises(ColumnTooLarge, match="send fewer rows"):
         ragged.join([half, half])
 
 
 def test_a_matrix_of_more_bytes_than_offsets_reach_is_refused() -> None:
-    with pytest.raises(BatchTooLarge, match="split the batch"):
+    with pytest.raises(ColumnTooLarge, match="send fewer rows"):
         ragged.from_fixed(np.broadcast_to(np.uint8(0), (2**17, 2**14)))
