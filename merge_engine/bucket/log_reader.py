@@ -186,7 +186,7 @@ class LogReader:
         One at least is read, so that whoever calls again and again gets there.
         """
         unknown = self._unknown(self._begin(start))
-        with self._reading(unknown) as read:
+        with self._reading(unknown, go_on) as read:
             for number, one in enumerate(unknown):
                 if number and not go_on():
                     return False
@@ -259,10 +259,13 @@ class LogReader:
             size += len(data)
         return found, False
 
-    def _read_batch(self, bases: Iterable[int], read: Read) -> dict[int, Segment]:
+    def _read_batch(
+        self, bases: Iterable[int], read: Read, go_on: Callable[[], bool]
+    ) -> dict[int, Segment]:
         """Return those of these segments that are the log's, by base.
 
-        Of the first, what is wrong is raised; before another that is gone or damaged, it ends.
+        Of the first, what is wrong is raised; before another that is gone or damaged, it ends, and
+        when `go_on` says no.
         """
         found: dict[int, Segment] = {}
         size = 0
@@ -275,7 +278,7 @@ class LogReader:
                     raise
                 break
             size += len(data)
-            if size >= _BATCH_BYTES:
+            if size >= _BATCH_BYTES or not go_on():
                 break
         return self._own(found)
 
@@ -328,12 +331,15 @@ class LogReader:
         return [one for one in objects if not one.is_rolled]
 
     @contextmanager
-    def _reading(self, objects: Iterable[_Object] = ()) -> Iterator["_Pass"]:
-        """Begin to read segments, mostly of these objects, in this order."""
+    def _reading(
+        self, objects: Iterable[_Object] = (), go_on: Callable[[], bool] = lambda: True
+    ) -> Iterator["_Pass"]:
+        """Begin to read segments, mostly of these objects, in this order; nothing is read before it
+        is asked for once `go_on` says no."""
         coming = list(objects)
         names = [one.name for one in coming]
         with reading_ahead(self._storage, names, at_once=self.reads_at_once) as read:
-            yield _Pass(self, read, coming)
+            yield _Pass(self, read, coming, go_on)
 
     def _header_at(self, offset: int) -> SegmentHeader:
         """Return the header of the segment that has the offset; one begins there, if it is not
@@ -390,9 +396,16 @@ class LogReader:
 class _Pass:
     """One reading of segments, mostly in their order. For one thread."""
 
-    def __init__(self, log: LogReader, read: Read, coming: Sequence[_Object]) -> None:
+    def __init__(
+        self,
+        log: LogReader,
+        read: Read,
+        coming: Sequence[_Object],
+        go_on: Callable[[], bool],
+    ) -> None:
         self._log = log
         self._read = read
+        self._go_on = go_on
         self._coming = coming
         self._positions = {one.offset: number for number, one in enumerate(coming)}
         self._most = _FIRST_BATCH
@@ -443,7 +456,7 @@ class _Pass:
             coming = self._coming[at + 1 : at + self._most]
             bases += [one.offset for one in takewhile(lambda one: not one.is_rolled, coming)]
             self._most = min(2 * self._most, _LARGEST_BATCH)
-        self._batch = self._log._read_batch(bases, self._read)
+        self._batch = self._log._read_batch(bases, self._read, self._go_on)
         return self._batch.pop(offset, None)
 
     def _object(self, rolled: RolledRange) -> RolledSegments:
