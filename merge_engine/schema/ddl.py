@@ -148,6 +148,8 @@ class _Parser:
             data_type = self._nested(word)
         else:
             hint = did_you_mean(word, _KNOWN) or f"; use one of {', '.join(sorted(_KNOWN))}"
+            if word == "INTERVAL":
+                hint = "; use INT with the months, or BIGINT with the microseconds"
             raise self._error(f"unknown type {word!r}{hint}")
         self._depth -= 1
         return data_type

@@ -48,6 +48,7 @@ _USE_INSTEAD = (
     (pa.types.is_float16, "FLOAT"),
     (pa.types.is_time, "BIGINT with the microseconds since midnight"),
     (pa.types.is_duration, "BIGINT with the number of microseconds"),
+    (pa.types.is_interval, "INT with the months, and BIGINT with the microseconds"),
     (pa.types.is_timestamp, "timestamp('us')"),
     (pa.types.is_date64, "DATE"),
     (pa.types.is_decimal, "DECIMAL(p,s) with 0 <= s <= p <= 38"),

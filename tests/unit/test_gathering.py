@@ -50,6 +50,32 @@ def test_a_set_that_grows_past_its_limit_is_a_fault() -> None:
     assert caught.value.index == 1
 
 
+def test_nans_of_other_bits_are_one_inside_structs_lists_and_maps_too() -> None:
+    bits = np.array([0x7FF8000000000000, 0x7FF8000000000001, 0xFFF8000000000000], np.uint64)
+    nans = pa.array(bits.view(np.float64))
+    offsets = pa.array([0, 1, 2, 3], pa.int32())
+    lists = pa.ListArray.from_arrays(offsets, nans)
+    nested = {
+        "structs": pa.StructArray.from_arrays([nans, pa.array([1, 1, 1])], ["a", "b"]),
+        "lists": lists,
+        "lists in structs": pa.StructArray.from_arrays([lists], ["a"]),
+        "maps": pa.MapArray.from_arrays(offsets, ["x"] * 3, nans),
+        "numbers": nans,
+    }
+    for name, values in nested.items():
+        function = build("collect_set", pa.list_(values.type))
+        states = function.accumulate(values, None, np.array([0]))
+        assert len(states[0]) == 1, name
+        assert len(function.combine(states, function.lift(values[1:2]))[0]) == 1, name
+        twice = pa.ListArray.from_arrays([0, 2], values[:2]).cast(function.state_type)
+        with pytest.raises(Fault, match="a value twice"):
+            function.accept(twice)
+    keys = build("merge_map", pa.map_(lists.type, pa.int64()))
+    maps = pa.MapArray.from_arrays(offsets, lists, pa.array([1, 2, 3]))
+    merged_maps = keys.accumulate(maps, None, np.array([0])).to_pylist()
+    assert [[value for _, value in one] for one in merged_maps] == [[3]]
+
+
 def test_a_set_has_one_nan_and_two_zeros() -> None:
     result = read(build("collect_set", pa.list_(pa.float64())), [NAN, 0.0, -NAN, -0.0, 0.0])
     assert [str(number) for number in result] == ["nan", "0.0", "-0.0"]
