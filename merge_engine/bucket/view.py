@@ -314,13 +314,16 @@ class View:
         stored = 0 if self._complete else self._database.count("rocksdb.estimate-num-keys")
         if max(stored, len(self._rows)) > _FEW_ROWS:
             return max(stored, len(self._rows))
-        return self._rows.rows_there(self._stored_keys() if stored else ())
+        keys = self._stored_keys() if stored else ()
+        if len(keys) > _FEW_ROWS:  # It estimates less than there are where much was deleted.
+            return max(len(keys), len(self._rows))
+        return self._rows.rows_there(keys)
 
     def _stored_keys(self) -> Sequence[bytes]:
-        """Return the keys of the rows in RocksDB, which are few; read when it got others only."""
+        """Return the keys of few rows in RocksDB, or one more; read when it got others only."""
         written = self._behind.written
         if self._counted_at != written:
-            stored = self._database.keys_below(ROW_PREFIX)
+            stored = self._database.keys_below(ROW_PREFIX, _FEW_ROWS + 1)
             self._counted = [key.removeprefix(ROW_PREFIX) for key in stored]
             self._counted_at = written
         return self._counted
