@@ -38,7 +38,13 @@ def known_bytes(frame: Any) -> int | None:
 def renamed(frame: Any, names: Mapping[str, str]) -> Any:
     """Return the frame with these columns only, under the table's names."""
     col = _functions(frame).col
-    return frame.select([col(f"`{of_input}`").alias(name) for name, of_input in names.items()])
+    return frame.select([col(quoted(of_input)).alias(name) for name, of_input in names.items()])
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as Spark reads it as one name, whatever is in it."""
+    doubled = name.replace("`", "``")
+    return f"`{doubled}`"
 
 
 def collected(frame: Any, names: Mapping[str, str], most_bytes: int) -> pa.Table:
@@ -144,7 +150,7 @@ def _with_nullable_fields(frame: Any) -> Any:
     if not changed:
         return frame
     col = _functions(frame).col
-    return frame.withColumns({name: col(f"`{name}`").cast(to) for name, to in changed.items()})
+    return frame.withColumns({name: col(quoted(name)).cast(to) for name, to in changed.items()})
 
 
 def _functions(frame: Any) -> Any:

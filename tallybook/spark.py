@@ -3,8 +3,7 @@
 Spark itself is imported when it is used.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foundation.errors import InvalidInput
@@ -58,7 +57,7 @@ def read(
     table: str,
     columns: Sequence[str] | None = None,
     *,
-    keys: Mapping[str, Sequence[Any]] | None = None,
+    keys: Mapping[str, Iterable[Any]] | None = None,
     cluster: "Cluster | None" = None,
     **options: str,
 ) -> "DataFrame":
@@ -71,10 +70,10 @@ def read(
     cut is taken now: the frame has the same rows however often it is used.
     """
     _check_version()
+    from sink.source.options import keys_text  # noqa: PLC0415
     from sink.source.wide_read import read_columns  # noqa: PLC0415
 
     given: dict[str, Any] = {"table": table, **options}
     if keys is not None:
-        listed = {name: list(values) for name, values in keys.items()}
-        given["keys"] = json.dumps(listed, default=str)
+        given["keys"] = keys_text(keys)
     return read_columns(spark, given, columns, cluster)

@@ -49,7 +49,7 @@ from recovery.writer.rows import Rows
 
 SUFFIX = ".redo"
 PART_SUFFIX = ".part"
-_EPOCH = re.compile(rf"(\d+)-\d+(?:{re.escape(SUFFIX)}|-[0-9a-f]+{re.escape(PART_SUFFIX)})")
+_TOKEN = re.compile(rf"(\d+)-(\d+)(?:{re.escape(SUFFIX)}|-[0-9a-f]+({re.escape(PART_SUFFIX)}))")
 _OPERATION = "operation"
 _OBJECT_BYTES = 16 * MEBIBYTE
 _PIECE_ROWS = 250_000
@@ -312,9 +312,13 @@ class RedoLog:
         return Promise(*self._find(location))
 
     def delete(self, location: str, others: Sequence[str] = ()) -> None:
-        """Drop a promise that is kept, and that nobody has as a debt: its objects, itself last."""
+        """Drop a promise that is kept, and that nobody has as a debt: its objects, itself last.
+
+        Of a large one, also the parts that lost attempts of tasks have left, at this batch or an
+        earlier one of its epoch: nobody has named them, and nobody will.
+        """
         storage, name = self._find(location)
-        storage.delete(others)
+        storage.delete([*others, *(_left_by_attempts(storage, name) if others else ())])
         storage.delete([name])
 
     def delete_of(self, table: str, owner: str, *, before_epoch: int) -> None:
@@ -325,7 +329,7 @@ class RedoLog:
                 name
                 for name in storage.names()
                 if name.startswith(prefix)
-                and (found := _EPOCH.fullmatch(name.removeprefix(prefix))) is not None
+                and (found := _TOKEN.fullmatch(name.removeprefix(prefix))) is not None
                 and int(found[1]) < before_epoch
             ]
         )
@@ -355,6 +359,19 @@ def _prefix(owner: str) -> str:
 
 def _name(owner: str, token: Token) -> str:
     return f"{_prefix(owner)}{token.epoch}-{token.batch}{SUFFIX}"
+
+
+def _left_by_attempts(storage: ObjectStorage, promise: str) -> Iterator[str]:
+    """Yield the parts of a promise's epoch, up to its own batch."""
+    prefix, told = promise.split("-", 1)
+    last = _TOKEN.fullmatch(told)
+    assert last is not None, "what `_name` has made"
+    for name in storage.names():
+        found = _TOKEN.fullmatch(name.removeprefix(f"{prefix}-"))
+        if found is None or not name.startswith(f"{prefix}-") or found[3] is None:
+            continue
+        if found[1] == last[1] and int(found[2]) <= int(last[2]):
+            yield name
 
 
 def _renamed(rows: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBatch:

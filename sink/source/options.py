@@ -5,7 +5,7 @@ Names are those of Spark's own sources: the case does not matter.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,6 +221,28 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
             raise InvalidInput("`columns` is a JSON list of names")
         return tuple(names)
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def keys_text(keys: Mapping[str, Iterable[Any]]) -> str:
+    """Return the option `keys` for values as Python has them, also in arrays of NumPy and Arrow."""
+    if not isinstance(keys, Mapping) or not all(map(_is_list, keys.values())):
+        raise InvalidInput(
+            f'`keys` has a list of values per column: {{"k": [1, 2]}}; it is not {keys!r}'
+        )
+    listed = {name: list(map(_plain, values)) for name, values in keys.items()}
+    return json.dumps(listed, default=str)
+
+
+def _is_list(values: object) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar of NumPy or Arrow as Python's own."""
+    for name in ("as_py", "item"):
+        if callable(convert := getattr(value, name, None)):
+            return convert()
+    return value
 
 
 def _keys(text: str | None) -> dict[str, list[Any]] | None:

@@ -88,16 +88,28 @@ def _from_json(column: Column, value: Any) -> Any:
         if kind is date:
             return date.fromisoformat(value)
         if kind is Decimal:
-            return Decimal(str(value))
+            return _checked(column, Decimal(str(value)))
     except (ValueError, TypeError, ArithmeticError):
         pass
     else:
         if kind in (bool, int, str) and type(value) is kind:
-            return value
+            return _checked(column, value)
     raise InvalidInput(
         f"`keys` has {value!r} for '{column.name}', which is {type_name(column.type)}; keys of "
         "times and bytes are looked up by table.lookup"
     )
+
+
+def _checked(column: Column, value: Any) -> Any:
+    """Return a value of the column's kind; InvalidInput if the column cannot have it."""
+    try:
+        pa.array([value], column.type)
+    except (pa.ArrowException, OverflowError, UnicodeError) as exc:
+        raise InvalidInput(
+            f"`keys` has {value!r} for '{column.name}', which is {type_name(column.type)} and has "
+            f"no such value ({exc})"
+        ) from exc
+    return value
 
 
 def prune(schema: Schema, allowed: Allowed) -> Pruned:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -274,10 +275,20 @@ class ReadUpserts(ReadChanges):
             yield rows.drop_columns([FOUND]).append_column(CHANGE_TYPE, kinds)
 
     def _last_images(self, records: pa.Table) -> pa.Table:
-        """Return rows by records of all columns: the last of a key says what it is since."""
+        """Return rows by records of all columns: the last of a key says what it is since.
+
+        A record of a row that is gone has the values that it had: these are not told.
+        """
         last = self._by_key(records, last=True)
-        kinds = pc.if_else(pc.equal(last[CHANGE_TYPE], DELETE), DELETE, UPSERT)
-        return last.drop_columns([*ABOUT_CHANGES]).append_column(CHANGE_TYPE, kinds)
+        gone = pc.equal(last[CHANGE_TYPE], DELETE).combine_chunks()
+        rows = last.drop_columns([*ABOUT_CHANGES])
+        if gone.true_count:
+            there = pa.array(np.arange(len(gone)), mask=gone.to_numpy(zero_copy_only=False))
+            keys = {column.name for column in self.wanted.table.schema.key_columns}
+            for at, name in enumerate(rows.column_names):
+                if name not in keys:
+                    rows = rows.set_column(at, rows.field(at), rows.column(at).take(there))
+        return rows.append_column(CHANGE_TYPE, pc.if_else(gone, DELETE, UPSERT))
 
     def _by_key(self, rows: pa.Table, *, last: bool = False) -> pa.Table:
         """Return the first row of each key, or the last, in the order of keys.

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from foundation.errors import (
+    CorruptLake,
     CutTooOld,
     LakeRefused,
+    MissingObject,
     TallybookError,
 )
 from foundation.failpoints import hit
@@ -29,6 +31,7 @@ from server.client.changelog import pieces_between
 from server.client.cluster import Recipe
 from server.client.remote_table import RemoteTable
 from sink.lake.fields import LakeFields, clashes, dropped_columns, lake_fields
+from sink.lake.log import taken
 from sink.lake.opening import Lake, open_lake
 from sink.lake.state import Change, LakeFile, LakeState, Layout, Mark
 from sink.rolling_lease import RollingLease
@@ -106,6 +109,22 @@ class TableCopy:
         self._clean_again_s = 0.0
         definition, again = self._table.definition, self._begin_again
         self.state = load_copy(self.lake, definition, self._options, begin_again=again)
+
+    def explained(self, exc: TallybookError) -> TallybookError:
+        """Return why a step has failed: LakeTaken if another job has committed since it began.
+
+        That one removes what it has replaced, within the retention: what is missing, or does not
+        fit, is no damage then.
+        """
+        if self.state is None or not isinstance(exc, CorruptLake | MissingObject):
+            return exc
+        try:
+            now = self.lake.log.load()
+        except TallybookError:
+            return exc
+        if now is None or now.altered is not None or now.version <= self.state.version:
+            return exc
+        return taken(self.lake.place.location, now.version)
 
     # --- Rounds ---------------------------------------------------------------------------------
 

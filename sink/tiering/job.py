@@ -131,9 +131,12 @@ class TieringJob:
                 self._in_doubt = False
                 return self._with_lag(copy.round(lease), began)
             except Exception as exc:  # Spark's have no root of ours.
+                cause = copy.explained(exc) if isinstance(exc, TallybookError) else exc
                 self._in_doubt = True
                 if self._stopped.is_set():
                     return None
+                if cause is not exc:
+                    raise cause from exc
                 if not left or isinstance(exc, _FINAL):
                     raise
                 self._note_failure("a round", exc)
@@ -164,6 +167,9 @@ class TieringJob:
             compacted = copy.compact(done.rows) if done.kind is not RoundKind.NOTHING else 0
             return replace(copy.shown(done), compacted=compacted, cleaned=copy.clean())
         except Exception as exc:
+            cause = copy.explained(exc) if isinstance(exc, TallybookError) else exc
+            if cause is not exc:
+                raise cause from exc
             if isinstance(exc, _FINAL):
                 raise
             if not self._stopped.is_set():

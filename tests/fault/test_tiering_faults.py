@@ -188,6 +188,33 @@ def test_a_job_that_sleeps_before_its_commit_while_another_does_the_round_commit
     assert left_over(scene.path) == set()
 
 
+@pytest.mark.parametrize("failpoint", ["tier.planned", "lake.commit"])
+@pytest.mark.parametrize("rounds_of_other", [1, 4])
+@pytest.mark.parametrize("scene", WAYS[1:], ids="-".join, indirect=True)
+def test_a_job_that_sleeps_while_another_removes_what_it_has_replaced_is_told_of_it(
+    failpoint: str, rounds_of_other: int, scene: Scene
+) -> None:
+    """With a retention of nothing: what it wants to read is gone, or a later version is there."""
+    scene.go_on()
+    scene.change()
+    with scene.running(f"{failpoint}:1:pause") as zombie:
+        wait_until(lambda: stopped(zombie.pid), f"it sleeps at {failpoint}", JOB_S)
+        for _ in range(rounds_of_other):
+            scene.go_on(retention_s=0.0)
+            scene.change()
+        version = tb.tiering.find(str(scene.path)).version
+        os.kill(zombie.pid, signal.SIGCONT)
+        assert zombie.wait(JOB_S) == 1
+    log = scene.log()
+    assert "LakeTaken" in log.strip().splitlines()[-1]
+    assert tb.tiering.find(str(scene.path)).version == version
+    scene.go_on(retention_s=0.0)
+    copy = tb.tiering.find(str(scene.path)).to_arrow().sort_by("k")
+    assert copy.equals(
+        scene.table.to_arrow().select(copy.schema.names).sort_by("k").cast(copy.schema)
+    )
+
+
 def test_a_job_that_sleeps_before_it_cleans_deletes_nothing_that_is_needed(
     scene: Scene, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

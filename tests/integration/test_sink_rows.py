@@ -337,14 +337,14 @@ def test_renamed_columns_deletes_and_columns_that_are_ignored(route: str, sinks:
         ["a", "b"],
         owner_id="etl",
         route=route,
-        renamed={"k": "customer", "a": "orders placed"},
+        renamed={"k": "customer", "a": "orders `placed`.`"},
         operation_column="op",
         ignore_extra=True,
     )
 
     def rows(operations: list[tuple[int, str]]) -> Any:
         data = [
-            {"customer": key, "orders placed": 1, "b": 10, "op": operation, "note": "-"}
+            {"customer": key, "orders `placed`.`": 1, "b": 10, "op": operation, "note": "-"}
             for key, operation in operations
         ]
         return sinks.frame(data, parts=2)

@@ -12,11 +12,13 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 import tallybook as tb
+from foundation.errors import InvalidInput
 from foundation.failpoints import arm
 from merge_engine.schema.builder import SchemaBuilder
 from merge_engine.schema.schema import Schema
@@ -389,6 +391,15 @@ def test_keys_are_looked_up_whatever_else_is_done_with_the_frame(world: World) -
     matches("`keys` is no JSON", world.refusal(lambda: world.read("looked_up", keys="k")))
     told = world.refusal(world.read("looked_up", keys='{"b": [1]}').collect)
     matches("`keys` names 'b', which is no column of the key", told)
+    numbers = tb.spark.read(
+        world.plain, "looked_up", keys={"k": np.array([4, 99])}, cluster=world.client
+    )
+    assert balances(numbers) == {4: 1}
+    for wrong in ([], [4], "k", {"k": 4}, {"k": "4"}):
+        with pytest.raises(InvalidInput, match="`keys` has a list of values per column"):
+            tb.spark.read(world.plain, "looked_up", keys=wrong, cluster=world.client)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="is BIGINT and has no such value"):
+        tb.spark.read(world.plain, "looked_up", keys={"k": [1 << 63]}, cluster=world.client)
 
 
 def test_a_lease_is_read_from_its_snapshots(world: World) -> None:

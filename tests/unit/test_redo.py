@@ -214,6 +214,33 @@ def test_parts_of_several_writers_are_one_promise(redo: RedoLog) -> None:
     assert left_of(promise) == data.to_pylist()
 
 
+def test_what_lost_attempts_of_tasks_have_written_goes_with_the_promise(
+    redo: RedoLog, storage: MemoryLog
+) -> None:
+    """Of this batch or of one before, whenever it came; not of a batch that is still to come."""
+
+    def attempt(token: Token, owner: str = "me") -> Contents:
+        task = redo.begin("t1", owner, token)
+        task.begin(Rows(data=(), columns=["total"], schema=SCHEMA))
+        task.add(Part(BucketId(0, 0), 0, pa.record_batch({"k": [1], "total": [1]})))
+        return task.spill()
+
+    def names() -> list[str]:
+        return storage.child("t1").names()
+
+    lost = [attempt(Token(3, batch)) for batch in (6, 7)]
+    driver = redo.begin("t1", "me", Token(3, 7))
+    driver.take(attempt(Token(3, 7)))
+    driver.finish()
+    lost.append(attempt(Token(3, 7)))
+    others = [Token(3, 8), Token(2, 7), Token(4, 1), Token(30, 7)]
+    kept = [attempt(token) for token in others] + [attempt(Token(3, 7), "she")]
+    promise = redo.read(redo.location_of("t1", "me", Token(3, 7)))
+    assert len(names()) == 1 + 1 + len(lost) + len(kept)
+    redo.delete(redo.location_of("t1", "me", Token(3, 7)), promise.contents.objects)
+    assert sorted(names()) == sorted(name for one in kept for name in one.objects)
+
+
 def test_a_log_that_the_driver_does_not_share_with_its_tasks_is_told(tmp_path: Path) -> None:
     token = Token(3, 7)
     task = RedoLog.open(str(tmp_path / "there")).begin("t1", "me", token)

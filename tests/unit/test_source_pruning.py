@@ -196,6 +196,14 @@ def test_keys_are_read_as_their_columns_have_them() -> None:
         ({"day": ["2026-11-17"], "price": ["much"], "name": ["x"]}, "has 'much' for 'price'"),
         ({"day": ["2026-11-17"], "price": [1], "name": [7]}, "has 7 for 'name', which is STRING"),
         (
+            {"day": ["2026-11-17"], "price": [10**9], "name": ["x"]},
+            r"'price', which is DECIMAL\(9,2\) and has no such value",
+        ),
+        (
+            {"day": ["2026-11-17"], "price": [1], "name": ["\ud800"]},
+            "'name', which is STRING and has no such value",
+        ),
+        (
             {"day": ["2026-11-17"] * 2, "price": [1], "name": list(map(str, range(10_001)))},
             "10,000",
         ),
@@ -204,6 +212,13 @@ def test_keys_are_read_as_their_columns_have_them() -> None:
 def test_keys_that_cannot_be_looked_up_are_refused(keys: dict[str, list[Any]], why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         wanted_values(TYPED, keys)
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
+def test_a_key_that_is_out_of_range_is_told_so(value: int) -> None:
+    assert wanted_values(SUMS, {"k": [(1 << 63) - 1]}) == {"k": [(1 << 63) - 1]}
+    with pytest.raises(InvalidInput, match=r"for 'k', which is BIGINT and has no such value"):
+        wanted_values(SUMS, {"k": [1, value]})
 
 
 def test_what_passes_both_is_wanted() -> None:
