@@ -74,7 +74,8 @@ class Database:
         """Open it; InUse if another process or handle has it. `read_only`: its files stay."""
         self.path = path
         access = AccessType.read_only() if read_only else AccessType.read_write()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # A plain one: each call takes it twice.
+        self._left = threading.Condition(self._lock)
         self._users = 0
         self._closing = False
         # One at a time ends it; who comes meanwhile returns when it has ended.
@@ -105,7 +106,7 @@ class Database:
 
         Nothing that it gives may outlive the block, but for a pin's iterators.
         """
-        with self._changed:
+        with self._lock:
             rdict = self._rdict
             if self._closing or rdict is None:
                 raise closed(self.path)
@@ -119,10 +120,10 @@ class Database:
             raise error from exc
         finally:
             del rdict
-            with self._changed:
+            with self._lock:
                 self._users -= 1
                 if self._closing and not self._users:
-                    self._changed.notify_all()
+                    self._left.notify_all()
 
     def close(self) -> None:
         """Close it when nobody is inside any more; on return it is closed. Closing twice is fine.
@@ -132,9 +133,9 @@ class Database:
         """
         if forks.is_inherited(self._process):
             return
-        with self._changed:
+        with self._left:
             self._closing = True
-            self._changed.wait_for(lambda: not self._users)
+            self._left.wait_for(lambda: not self._users)
         with self._ending:
             if self._rdict is None:
                 return
