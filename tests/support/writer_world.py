@@ -486,13 +486,15 @@ class World:
     def rows(self, content: Content) -> Rows:
         return rows_of(content, partitioned=self.partitioned)
 
-    def bucket_of(self, key: Key) -> BucketId:
+    def bucket_of(self, key: Key) -> BucketId | None:
+        """Return the bucket of a key; None if its partition does not exist: deletes create none."""
         arrays = [pa.array([part], pa.int64()) for part in (key if self.partitioned else key[1:])]
         number = int(bucket_of(arrays, BUCKETS)[0])
         if not self.partitioned:
             return BucketId(0, number)
         partition = KeyCodec([pa.int64()]).encode(arrays[:1])[0].as_py()
-        return BucketId(self.coordinator.partitions.ids(self.table)[partition], number)
+        found = self.coordinator.partitions.ids(self.table).get(partition)
+        return None if found is None else BucketId(found, number)
 
 
 def _in_memory() -> str | None:

@@ -156,6 +156,21 @@ def test_a_partition_that_somebody_else_created_is_fenced_without_starting_over(
     world.close()
 
 
+@pytest.mark.parametrize("redo", [False, True])
+def test_a_delete_of_a_partition_that_does_not_exist_is_no_part_of_its_batch(redo: bool) -> None:
+    world = World(partitioned=True)
+    writer = world.start("a", "x", redo=redo)
+    world.write(writer, 0, {(0, 1): {"x": 1}, (1, 1): {"x": None}})
+    with pytest.raises(Crash):
+        world.run(
+            lambda: world.write(writer, 1, {(0, 1): {"x": 5}, (1, 1): {"x": None}}),
+            (6, world.crash),
+        )
+    world.check()
+    assert len(world.coordinator.partitions.ids(world.table)) == 1
+    world.close()
+
+
 def test_what_was_in_a_dropped_partition_is_not_owed_any_more() -> None:
     world = World(partitioned=True)
     writer = world.start("a", "x")
