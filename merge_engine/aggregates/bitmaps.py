@@ -96,7 +96,10 @@ class _Bitmap(SerializedSet):
 
     def _in_our_form(self, state: bytes) -> bytes | None:
         bitmap = self._from_bytes(state)
-        junk = len(state) - self._end(state)
+        as_it_is = bitmap.serialize() == state
+        if as_it_is and bitmap and not bitmap.run_optimize():
+            return state
+        junk = 0 if as_it_is else len(state) - self._end(state)
         if junk:
             raise Damaged(f"{junk} bytes follow it")
         return self._to_bytes(bitmap) if bitmap else None

@@ -70,11 +70,14 @@ class _Gathered(AggregateFunction):
 
     def accept(self, states: pa.Array) -> pa.Array:
         rows = Lists.of(states)
+        self._refuse_nulls(rows)
+        return self._to_states(rows)
+
+    def _refuse_nulls(self, rows: Lists) -> None:
         culprit = first_true(~valid_mask(rows.items))
         if culprit is not None:
             row = int(rows.rows_of_items()[culprit])
             raise Fault(row, f"a state of {self.name} has a null in it")
-        return self._to_states(rows)
 
     @abstractmethod
     def _settle(self, rows: Lists) -> Lists:
@@ -190,17 +193,22 @@ class CollectSet(_Gathered):
         return bool(pa.types.is_list(result_type))
 
     def accept(self, states: pa.Array) -> pa.Array:
-        _refuse_duplicates(Lists.of(states), "a state of collect_set has a value twice")
-        return super().accept(states)
+        rows = Lists.of(states)
+        self._refuse_nulls(rows)
+        _refuse_duplicates(rows, "a state of collect_set has a value twice")
+        self._check_limit(rows.lengths)
+        return states
 
     def _settle(self, rows: Lists) -> Lists:
         first, _, lengths = _distinct(rows)
-        if self.limit is not None:
-            culprit = first_true(lengths > self.limit)
-            if culprit is not None:
-                reason = f"the set grows past its limit of {self.limit} values"
-                raise Fault(culprit, reason, overflow=True)
+        self._check_limit(lengths)
         return rows if len(first) == len(rows.items) else rows.take_items(first, lengths)
+
+    def _check_limit(self, lengths: Indices) -> None:
+        culprit = None if self.limit is None else first_true(lengths > self.limit)
+        if culprit is not None:
+            reason = f"the set grows past its limit of {self.limit} values"
+            raise Fault(culprit, reason, overflow=True)
 
 
 class MergeMap(_Gathered):
