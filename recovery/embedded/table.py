@@ -215,7 +215,7 @@ class Table(EmbeddedTable, Standing):
         def read(first: Cut, last: Cut, bucket: BucketId) -> Iterator[ChangeBatch]:
             found = open_changes_between(self.bucket(bucket), first.at(bucket), last.at(bucket))
             version = found.schema.version
-            return (ChangeBatch(batch, version) for batch, _ in found.records() if batch.num_rows)
+            return (ChangeBatch(batch, version) for batch, _ in found.records())
 
         span_of = partial(self._span, since, until, buckets)
         anew = span_of if since is None else None

@@ -104,6 +104,8 @@ class TableChanges:
                     "the table was altered while its changes were read; begin again, from the same "
                     "cut, with `table.changes`"
                 )
+            if not batch.num_rows:  # Its columns were dropped, or this was all.
+                continue
             name = pa.array([str(bucket)], pa.string()).take(pa.array([0] * batch.num_rows))
             yield pa.RecordBatch.from_arrays([*batch.columns, name], schema=self.schema)
 

@@ -44,10 +44,13 @@ class Changelog:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield batches, each under the newest schema that its server has."""
-        return (batch for batch, _ in self._messages())
+        return (batch for batch, _ in self._messages() if batch.num_rows)
 
     def with_version(self) -> Iterator[ChangeBatch]:
-        """Yield batches, each with the version of the schema under which it is shown."""
+        """Yield batches, each with the version of the schema under which it is shown.
+
+        The last one is empty, and says under which there are no more.
+        """
         return (ChangeBatch(batch, self._version_of(told)) for batch, told in self._messages())
 
     def _version_of(self, told: ChangelogBatch) -> int:
@@ -98,7 +101,7 @@ class Changelog:
         while first is not None:
             batch, told = first
             self.next_offset = told.next_offset
-            if batch is not None and batch.num_rows:
+            if batch is not None:
                 yield batch, told
             first = next(stream, None)
 
@@ -170,7 +173,7 @@ def bucket_changes(
 ) -> Iterator[ChangeBatch]:
     """Yield a bucket's change records from one cut to another, each batch with its version.
 
-    Those of a batch are all about the same columns of one owner.
+    Those of a batch are all about the same columns of one owner. The last batch is empty.
     """
     call = ReadChanges(
         table_id=caller.table.table_id,

@@ -144,6 +144,8 @@ class LogRows:
                     "each bucket, with `table.refresh()` first"
                 )
             self.offset = self._changes.next_offset
+            if not batch.num_rows:
+                continue
             if left is not None and batch.num_rows >= left:
                 if batch.num_rows > left:
                     self.offset = batch.column("_log_offset")[left].as_py()

@@ -184,6 +184,8 @@ class ReadChanges(TableTask):
         for bucket in self.buckets:
             try:
                 for batch, version in bucket_changes(table.caller, self.since, self.until, bucket):
+                    if not batch.num_rows:
+                        continue
                     if shown is None or version != shown.version:
                         shown = table.caller.knowing(version).schema(version)
                         names = self._names_in(shown)
