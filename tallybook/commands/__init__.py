@@ -18,6 +18,7 @@ reaching          commands that reach a cluster: their options, and what becomes
 releasing         what an operator does about column locks: release one, forget an owner
 rows              look a key up, scan a table, read its changelog
 serving           serve, local, drain and page: what runs until it is told to end
+starting_spark    a Spark session for a command, or one line that says why there is none
 status            the servers of a cluster and their buckets, and what is wrong with them
 tables            list, describe, create, alter and drop tables
 tier              keeps a copy of a table in a lake

@@ -32,7 +32,7 @@ from tests.support.documented import (
 from tests.support.spark_session import quiet_spark
 
 # What has the form of an option, and is one of another program.
-_FOREIGN = {"--preload", "--supervise"}
+_FOREIGN = {"--preload", "--supervise", "--ulimit"}
 REQUIRED = ["--zookeeper", "z", "--logs", "l", "--views", "v"]
 _OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 

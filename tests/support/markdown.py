@@ -70,7 +70,8 @@ class Page:
         rows: list[list[str]] = []
         for _, text in (*self.prose, (0, "")):
             if text.startswith("|"):
-                rows.append([cell.strip() for cell in text.strip().strip("|").split("|")])
+                cells = re.split(r"(?<!\\)\|", text.strip().strip("|"))
+                rows.append([cell.replace("\\|", "|").strip() for cell in cells])
             elif rows:
                 head, _, *body = rows
                 yield [dict(zip(head, cells, strict=True)) for cells in body]
