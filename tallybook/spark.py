@@ -35,8 +35,8 @@ def register(spark: "SparkSession", *, push_filters: bool = True) -> None:
 
     On a Spark of this machine alone (`local[...]`) tasks run this Python from now on, unless
     PYSPARK_PYTHON says otherwise. Spark finds the format by itself, too, if its Python is the one
-    that Tallybook is installed in. A frame or a view has the rows of when it was first used: for
-    later ones, load or create it again.
+    that Tallybook is installed in. A frame or a view has the rows of when it was loaded or
+    created, however often it is used: for later ones, do that again.
     `push_filters`: let Spark offer filters to data sources in Python; a setting of the session,
     which is off by default. Frames with the option `pushFilters` take them: one by key is a look-up
     then. Use such a frame with one filter only: Spark 4.3 plans it once for all of its uses, and

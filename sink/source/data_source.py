@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from foundation.errors import InvalidInput
+from recovery.reader.isolation import Isolation
 from server.client.cluster import PATIENCE_S
 from server.client.remote_table import RemoteTable
 from sink.source.lake_read import ReadCopy, plan_version, version_schema
@@ -51,11 +52,23 @@ class TallybookSource(DataSource):  # type: ignore[misc]
         return "tallybook"
 
     def schema(self) -> Any:
-        """Return the columns of the table, or of its changes."""
+        """Return the columns of the table, or of its changes; a batch may take its cut here.
+
+        Spark asks once, when a frame is loaded or a view is created, and keeps this object as it is
+        then for all that is planned of it: where filters are offered, that is every query anew. It
+        does not ask where the user has given a schema. With a copy in a lake, which may get ahead
+        of a cut that is taken now, each plan takes its own.
+        """
         if self._version is not None:
             return to_spark(version_fields(self._version))
         # The first that Spark asks, for somebody who waits: a wrong address is told soon.
-        return to_spark(self._fields(self._table(PATIENCE_S)))
+        table = self._table(PATIENCE_S)
+        given = self._given
+        stands = given.at is not None or given.lake is not None or given.start is not None
+        if given.isolation is Isolation.COMMITTED and not stands:
+            self._given = replace(given, at=table.cut())
+            table.refresh()  # What the cut has may be of a column that was added just before it.
+        return to_spark(self._fields(table))
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return what plans a batch, and reads it."""
@@ -103,10 +116,10 @@ class TallybookSource(DataSource):  # type: ignore[misc]
 
 
 class TableRows(DataSourceReader):  # type: ignore[misc]
-    """Reads the rows of a table: at one cut, which is taken when the frame is first used.
+    """Reads the rows of a table at one cut: the frame's, or one of now if it has none.
 
-    Spark keeps what was planned then for whatever else is done with the frame, or with a view: it
-    stands where it stood. Who wants later rows loads another.
+    Spark may keep what was planned for whatever else is done with the frame, or with a view. Who
+    wants later rows loads another.
     """
 
     def __init__(self, options: ReaderOptions, schema: Any) -> None:

@@ -342,7 +342,27 @@ def test_a_read_has_what_is_committed_or_all_or_what_there_was_at_a_cut(
     assert balances(by_key) == {3: 3}
 
 
-def test_a_frame_and_a_view_stand_where_they_stood_when_they_were_first_used(world: World) -> None:
+def test_a_frame_stands_where_it_was_loaded_whatever_filters_are_offered(world: World) -> None:
+    """Spark that offers filters plans each query anew, and each use of a frame in a query."""
+    rows = [{"k": key, "a": 1, "b": 1} for key in range(10)]
+    table = world.table("standing", SUMS, rows)
+    frame, joined, united = (world.read("standing") for _ in range(3))
+    # Spark does not ask for a schema that the user gives: such a frame stands where it is used.
+    latest = world.read("standing", isolation="latest")
+    given = world.reader("standing").schema("k BIGINT, a BIGINT, b BIGINT").load()
+    write(table, 1, rows)
+    assert balances(frame) == times(1)
+    assert balances(latest) == balances(given) == times(2)
+    for batch in (2, 3):
+        write(table, batch, rows)
+        assert balances(frame.where("k = 3")) == {3: 1}
+        assert balances(frame) == times(1)
+        pairs = joined.alias("x").join(joined.alias("y"), "k").selectExpr("k", "x.a - y.a AS a")
+        assert balances(pairs) == times(0)
+        assert balances(united.where("k < 5").unionAll(united.where("k >= 5"))) == times(1)
+
+
+def test_a_frame_and_a_view_stand_where_they_were_loaded(world: World) -> None:
     rows = [{"k": key, "a": 1, "b": 1} for key in range(10)]
     table = world.table("moving", SUMS, rows)
     frame, helper = world.read("moving", plain=True), world.wide("moving")
