@@ -325,6 +325,35 @@ def test_buckets_share_one_budget_and_the_idle_one_gives_way(
     assert memory.used_bytes == idle._view.nbytes
 
 
+class _Member:
+    """A working set of one byte, which counts how often it is asked for that."""
+
+    def __init__(self) -> None:
+        self.last_used = self.asked = 0
+        self.retiring_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        self.asked += 1
+        return 1
+
+    def drop_retired(self, *, by_holder: bool) -> None:
+        raise AssertionError("nothing retires")
+
+    def retire(self, *, by_holder: bool) -> int:
+        raise AssertionError("there is room")
+
+
+def test_the_use_of_one_bucket_costs_the_same_however_many_there_are() -> None:
+    memory = Memory(1 << 20)
+    members = [_Member() for _ in range(1_000)]
+    for member in members:
+        memory.join(member)
+    for member in members:
+        memory.used(member)
+    assert {member.asked for member in members} == {1}
+
+
 def test_a_put_to_several_buckets_does_not_drop_what_it_has_planned(
     bucket_factory: BucketFactory,
 ) -> None:
