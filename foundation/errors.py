@@ -156,8 +156,14 @@ class InvalidValue(InvalidInput):
         """Return the first of several errors, with the keys that all of them refuse."""
         first = errors[0]
         if len(errors) > 1:
-            first.refused = {key: why for one in errors for key, why in one.refused.items()}
+            first.refused = {key: why for one in errors for key, why in one.all_refused().items()}
         return first
+
+    def all_refused(self) -> Mapping[bytes, str]:
+        """Return the keys that are known to be refused, each with why."""
+        if self.refused or self.encoded_key is None:
+            return self.refused
+        return {self.encoded_key: str(self)}
 
 
 class Overflow(InvalidValue):

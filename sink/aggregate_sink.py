@@ -313,10 +313,7 @@ class AggregateSink:
                 known = batch.refused
                 if self._options.bad_rows != "quarantine" or len(known) >= _MOST_REFUSED_KEYS:
                     raise
-                told = dict(exc.refused)
-                if not told and exc.encoded_key is not None:
-                    told = {exc.encoded_key: str(exc)}
-                new = {key: why for key, why in told.items() if key not in known}
+                new = {key: why for key, why in exc.all_refused().items() if key not in known}
                 if not new:
                     raise
                 known |= new

@@ -8,5 +8,6 @@ hashing            Spark's `xxhash64`, so that every process finds the bucket th
 local_aggregation  a batch folded where it is, before it goes over the network as states
 merge              the merge: what is stored, and what a batch brings, to what is stored from now on
 needed_partitions  which partitions rows need, tried before these are created
+refused_keys       all keys that a fold or a merge refuses, told together
 routing            which rows go to which bucket of which partition
 """

@@ -1,7 +1,8 @@
 """Folding: a batch of rows becomes one update per key, before any bucket is asked."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -13,8 +14,9 @@ from merge_engine.bucket.segment import AggMode
 from merge_engine.encoding.key_hashes import Hashes, key_hashes
 from merge_engine.encoding.keys import KeyCodec
 from merge_engine.encoding.ragged import Flags
-from merge_engine.merging.batch import BatchRows, value_error, value_function
+from merge_engine.merging.batch import BatchRows, value_function
 from merge_engine.merging.grouping import Groups, Positions, group_numbers, group_rows
+from merge_engine.merging.refused_keys import RefusedKeys
 from merge_engine.schema.schema import Column
 
 
@@ -133,13 +135,17 @@ def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
     if rows.deletes is not None:
         groups, deleted, written = _after_last_delete(groups, rows.deletes)
     states = []
+    refused = RefusedKeys(rows.key_names, keys)
     for column, values, order in zip(rows.columns, rows.values, rows.orders, strict=True):
+        compute = partial(_fold_column, value_function(column), values, order, mode=rows.mode)
         try:
-            state = _fold_column(value_function(column), values, order, groups, rows.mode)
+            state = compute(groups)
         except Fault as fault:
-            key = int(np.flatnonzero(written)[fault.index])
-            raise value_error(fault, column.name, rows.key_names, keys, key) from None
+            positions, attempt = np.flatnonzero(written), _of_some(groups, compute)
+            refused.add(column, positions, attempt, fault)
+            continue
         states.append(state if written.all() else _spread(state, written))
+    refused.check()
     shape = (count, len(rows.columns))
     resets = deleted if rows.mode is not AggMode.REPLACE else np.ones(count, bool)
     return Update(
@@ -155,6 +161,13 @@ def fold(rows: BatchRows, key_codec: KeyCodec) -> Update:
         mode=rows.mode,
         rows=len(rows),
     )
+
+
+def _of_some(
+    groups: Groups, compute: Callable[[Groups], pa.Array]
+) -> Callable[[int, int], pa.Array]:
+    """Return what computes a column for some of the groups only: from one to another."""
+    return lambda start, stop: compute(groups.between(start, stop))
 
 
 def _spread(states: pa.Array, written: Flags) -> pa.Array:

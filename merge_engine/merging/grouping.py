@@ -41,6 +41,12 @@ class Groups:
         rows: Positions = self.order[np.append(self.starts, len(self.order))[1:] - 1]
         return rows
 
+    def between(self, start: int, stop: int) -> "Groups":
+        """Return those groups only, with their rows."""
+        ends = np.append(self.starts, len(self.order))
+        starts = self.starts[start:stop] - ends[start]
+        return Groups(self.order[ends[start] : ends[stop]], starts)
+
     @property
     def of_row(self) -> Positions:
         """The group of each position in `order`."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from foundation.errors import InvalidValue
 from merge_engine.aggregates.arrays import choose
 from merge_engine.aggregates.base import AggregateFunction, Fault
 from merge_engine.bucket.segment import Change
@@ -14,12 +13,8 @@ from merge_engine.encoding import ragged
 from merge_engine.encoding.codec import same
 from merge_engine.encoding.ragged import Flags
 from merge_engine.encoding.stored_rows import StoredRows
-from merge_engine.merging.batch import value_error
 from merge_engine.merging.fold import Update
-from merge_engine.schema.schema import Column
-
-MOST_REFUSED = 4_000
-"""So many keys are told at once. Rows of more are written when those are set aside, or refused."""
+from merge_engine.merging.refused_keys import RefusedKeys
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ def merge(update: Update, stored: StoredRows) -> Merged:
 
 
 def _merge(update: Update, stored: StoredRows) -> Merged:
-    refused = _Refused(update)
+    refused = RefusedKeys(update.key_names, update.keys)
     touched = np.empty_like(stored.touched)
     states = []
     changed = np.zeros(len(update), bool)
@@ -64,7 +59,7 @@ def _merge(update: Update, stored: StoredRows) -> Merged:
         before_touched, before = stored.touched[:, j], stored.states[j]
         after_touched = np.where(update.applies[:, j], update.touches[:, j], before_touched)
         after = _merge_column(update, j, before_touched, before, refused)
-        if refused.found:
+        if refused:
             continue
         touched[:, j] = after_touched
         states.append(after)
@@ -87,49 +82,8 @@ def _merge(update: Update, stored: StoredRows) -> Merged:
     return Merged(changed, after_rows, changes)
 
 
-class _Refused:
-    """The keys of an update whose merge is refused, each with the error of its first column."""
-
-    def __init__(self, update: Update) -> None:
-        self._update = update
-        self.found: dict[int, InvalidValue] = {}
-
-    def add(
-        self, column: Column, where: Flags, before: pa.Array, new: pa.Array, first: Fault
-    ) -> None:
-        """Find all keys that a column refuses, by halving; `first` is the one that is known."""
-        assert column.function is not None
-        update, chosen = self._update, np.flatnonzero(where)
-        waiting = [(0, len(chosen))]
-        while waiting and len(self.found) < MOST_REFUSED:
-            start, stop = waiting.pop()
-            index = pa.array(chosen[start:stop])
-            try:
-                column.function.combine(before.take(index), new.take(index))
-            except Fault as fault:
-                if stop - start > 1:
-                    middle = (start + stop) // 2
-                    waiting += [(middle, stop), (start, middle)]
-                    continue
-                at = int(chosen[start])
-                error = value_error(fault, column.name, update.key_names, update.keys, at)
-                self.found.setdefault(at, error)
-        if not self.found:  # It refuses some together, and none by itself.
-            error = value_error(first, column.name, update.key_names, update.keys, first.index)
-            self.found[first.index] = error
-
-    def check(self) -> None:
-        """Raise the error of the first key, with all of them."""
-        if not self.found:
-            return
-        errors = [self.found[at] for at in sorted(self.found)]
-        error = errors[0]
-        error.refused = {one.encoded_key: str(one) for one in errors if one.encoded_key is not None}
-        raise error
-
-
 def _merge_column(
-    update: Update, j: int, before_touched: Flags, before: pa.Array, refused: _Refused
+    update: Update, j: int, before_touched: Flags, before: pa.Array, refused: RefusedKeys
 ) -> pa.Array:
     """Return the column's states after the update; what stands where it is untouched is void."""
     column, new = update.columns[j], update.states[j]
@@ -139,7 +93,13 @@ def _merge_column(
     try:
         merged = _combine_where(column.function, combines, before, new)
     except Fault as fault:
-        refused.add(column, combines, before, new, fault)
+        chosen, combine = np.flatnonzero(combines), column.function.combine
+
+        def attempt(start: int, stop: int) -> None:
+            index = pa.array(chosen[start:stop])
+            combine(before.take(index), new.take(index))
+
+        refused.add(column, chosen, attempt, fault)
         return before
     return merged if applies.all() else choose(applies, before, merged)
 
@@ -147,18 +107,17 @@ def _merge_column(
 def _combine_where(
     function: AggregateFunction, where: Flags, before: pa.Array, new: pa.Array
 ) -> pa.Array:
-    """Combine the states where the flag is set; elsewhere the new one stands."""
+    """Combine the states where the flag is set; elsewhere the new one stands.
+
+    A Fault has the index among those where it is set.
+    """
     if where.all():
         return function.combine(before, new)
     chosen = np.flatnonzero(where)
     if len(chosen) == 0:
         return new
     index = pa.array(chosen)
-    try:
-        combined = function.combine(before.take(index), new.take(index))
-    except Fault as fault:
-        fault.index = int(chosen[fault.index])
-        raise
+    combined = function.combine(before.take(index), new.take(index))
     source = np.arange(len(new))
     source[chosen] = len(new) + np.arange(len(chosen))
     return pa.concat_arrays([new, combined]).take(pa.array(source))

@@ -25,7 +25,7 @@ from merge_engine.bucket.results import BucketResult
 from merge_engine.merging.batch import read_batch
 from merge_engine.merging.fold import Update, fold
 from merge_engine.merging.hashing import bucket_of
-from merge_engine.merging.merge import MOST_REFUSED
+from merge_engine.merging.refused_keys import MOST_REFUSED
 from recovery.leader.led_bucket import LedBucket, Overtaken, Put
 from server.protocol import wire
 from server.protocol.calls import Nothing
@@ -292,7 +292,11 @@ class LargePuts:
     ) -> None:
         """Try the next parts of a bucket on top of those before them."""
         count = self._how_many(one, first, led)
-        update = self._update(staged, key, first, count).without(_refused(staged))
+        try:
+            update = self._update(staged, key, first, count).without(_refused(staged))
+        except InvalidValue:  # What else is refused of these rows is found when they come without.
+            one.tried = first + count
+            raise
         if len(update):
             if one.overlay is None:
                 one.overlay = Overlay(self._staging.scratch.directory)

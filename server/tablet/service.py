@@ -293,8 +293,8 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
             self._session.check_connected()
             seals = call.seals and call.writer is not None and not call.try_only
             order = sorted(range(len(keys)), key=lambda at: keys[at])
-            parts = self._map(lambda at: self._part(call, table, keys[at], received[at]), order)
             try:
+                parts = self._parts(call, table, [(keys[at], received[at]) for at in order])
                 results = put_led(
                     parts,
                     self._map,
@@ -350,6 +350,23 @@ class TabletService(flight.FlightServerBase):  # type: ignore[misc]
                 f"a put of more than {options.put_max_rows:,} rows (put_max_rows) or "
                 f"{options.put_max_bytes:,} bytes (put_max_bytes); nothing was written, split it"
             )
+
+    def _parts(
+        self, call: Put, table: ClusterTable, received: Sequence[tuple[LeadKey, pa.Table]]
+    ) -> list[LedUpdate]:
+        """Read and fold what came for each bucket; the error has the refused keys of all."""
+
+        def part(at: int) -> LedUpdate | InvalidValue:
+            try:
+                return self._part(call, table, *received[at])
+            except InvalidValue as exc:
+                return exc
+
+        parts = self._map(part, range(len(received)))
+        refused = [one for one in parts if isinstance(one, InvalidValue)]
+        if refused:
+            raise InvalidValue.together(refused)
+        return [one for one in parts if not isinstance(one, InvalidValue)]
 
     def _part(self, call: Put, table: ClusterTable, key: LeadKey, data: pa.Table) -> LedUpdate:
         led = self._hosting.get(key)

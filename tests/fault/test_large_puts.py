@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from foundation.errors import BatchTooLarge, Overflow, Retryable
 from foundation.failpoints import ENVIRONMENT_VARIABLE
+from merge_engine.encoding.keys import KeyCodec
 from recovery.writer.access import Grant, GrantedRows
 from recovery.writer.redo import RedoLog
 from recovery.writer.rows import Rows
@@ -175,6 +177,29 @@ def test_all_keys_that_servers_refuse_are_told_at_once(
     found = table.scan(["total"]).to_arrow().to_pydict()
     totals = dict(zip(found["k"], found["total"], strict=True))
     assert totals == {key: 2**63 - 1 if key in bad else 1 for key in keys}
+
+
+@pytest.mark.parametrize("recovery", ["undo", "redo"])
+@pytest.mark.parametrize("rows_of_batch", [400, ROWS])
+def test_all_keys_whose_rows_do_not_go_together_are_told_within_a_few_tries(
+    table: RemoteTable, tmp_path: Path, *, rows_of_batch: int, recovery: str
+) -> None:
+    """Those of a key that is in two parts are found when the others of these are left out."""
+    keys = [key for key in range(rows_of_batch) for _ in range(2)]
+    totals = [2**63 - 1 if key % 13 == 0 else 1 for key in keys]
+    data = pa.table({"k": keys, "total": totals, "last": ["x"] * len(keys)})
+    codec, wanted = KeyCodec([pa.int64()]), {key for key in keys if key % 13}
+    redo = RedoLog.open(str(tmp_path)) if recovery == "redo" else None
+    with writer_of(table, redo=redo) as writer:
+        for _ in range(4):
+            try:
+                writer.write(0, Rows(data=data, columns=COLUMNS))
+                break
+            except Overflow as refused:
+                [told] = codec.decode(pa.array(refused.refused, pa.binary()))
+                data = data.filter(pc.invert(pc.is_in(data["k"], value_set=told)))
+    found = table.scan(["total"]).to_arrow().to_pydict()
+    assert dict(zip(found["k"], found["total"], strict=True)) == dict.fromkeys(wanted, 2)
 
 
 @pytest.mark.parametrize("kill", KILLS)

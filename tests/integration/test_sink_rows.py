@@ -237,14 +237,26 @@ def partitioned() -> Schema:
 def test_all_keys_that_servers_refuse_are_set_aside_together(
     route: str, sinks: Sinks, tmp_path: Path
 ) -> None:
+    check_set_aside_together(sinks, tmp_path, route=route)
+
+
+def test_so_are_those_that_they_refuse_while_they_fold(sinks: Sinks, tmp_path: Path) -> None:
+    """Each has two rows in the batch that do not go together; tasks would have folded them."""
+    check_set_aside_together(sinks, tmp_path, route="driver", local_aggregation=False)
+
+
+def check_set_aside_together(sinks: Sinks, tmp_path: Path, **settings: Any) -> None:
     table = sinks.table(SUMS)
     aside = {"bad_rows": "quarantine", "quarantine_path": str(tmp_path / "aside")}
-    sink = sinks.sink(table, ["a", "b"], owner_id="etl", route=route, **aside)
+    sink = sinks.sink(table, ["a", "b"], owner_id="etl", **settings, **aside)
     bad = range(0, 1_500, 3)
     sink(sinks.frame([{"k": key, "a": 2**63 - 1, "b": 0} for key in bad]), 0)
     starts = sink.status()["starts"]
-    sink(sinks.frame([{"k": key, "a": 1, "b": 1} for key in range(1_500)], parts=2), 1)
-    assert sink.status()["last"]["refused"] == len(bad)
+    rows = [{"k": key, "a": 1, "b": 1} for key in range(1_500)]
+    if not settings.get("local_aggregation", True):
+        rows += [{"k": key, "a": 2**63 - 1, "b": 1} for key in bad]
+    sink(sinks.frame(rows, parts=2), 1)
+    assert sink.status()["last"]["refused"] == len(rows) - (1_500 - len(bad))
     assert sink.status()["starts"] == starts + 1, "it was undone once"
     assert {row["k"] for row in parquet_rows(tmp_path / "aside")} == {*bad}
     found = stored(table, range(1_500))

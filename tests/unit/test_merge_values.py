@@ -251,3 +251,21 @@ def test_all_keys_that_a_merge_refuses_are_told_each_with_its_column(
         **{key: "column 'a'" for key in keys if key % 100 == 0},
     }
     assert bucket.end_offset == before
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_all_keys_that_a_fold_refuses_are_told(
+    bucket_factory: BucketFactory, shuffled: bool
+) -> None:
+    bucket = bucket_factory(schema_of(a=(pa.int64(), "sum"), c=(pa.int64(), "count")))
+    keys = [key for key in range(300) for _ in range(2)]
+    if shuffled:
+        keys = keys[1::2] + keys[::2]
+    a = [INT64_MAX if key % 50 == 0 else 1 for key in keys]
+    before = bucket.end_offset
+    with pytest.raises(Overflow, match=r"^column 'a', key k=0: .*nothing was written") as refused:
+        bucket.put(batch(k=keys, a=a, c=a))
+    codec = KeyCodec([pa.int64()])
+    told = pa.array(refused.value.refused, pa.binary())
+    assert codec.decode(told)[0].to_pylist() == list(range(0, 300, 50))
+    assert bucket.end_offset == before

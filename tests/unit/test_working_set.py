@@ -338,10 +338,10 @@ class _Member:
         return 1
 
     def drop_retired(self, *, by_holder: bool) -> None:
-        raise AssertionError("nothing retires")
+        raise AssertionError(f"nothing retires, and {by_holder=}")
 
     def retire(self, *, by_holder: bool) -> int:
-        raise AssertionError("there is room")
+        raise AssertionError(f"there is room, and {by_holder=}")
 
 
 def test_the_use_of_one_bucket_costs_the_same_however_many_there_are() -> None:
