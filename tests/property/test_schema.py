@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foundation.errors import SchemaError
 from merge_engine.schema.builder import SchemaBuilder
-from merge_engine.schema.schema import Schema
+from merge_engine.schema.schema import Column, Schema
 from merge_engine.schema.types import conform, parse_type, type_name
 
 # The first call of an Arrow kernel loads it, which takes longer than all the others.
@@ -139,12 +139,25 @@ def test_a_schema_is_read_back_from_its_stored_form(schema: Schema) -> None:
     assert str(again) == str(schema)
 
 
+def _definition(column: Column) -> tuple[object, ...]:
+    """Return what a column is for ever, but for the name of what orders it."""
+    if column.function is None:
+        return (column.type,)
+    parameters = {k: v for k, v in column.function.parameters.items() if k != "order_by"}
+    return column.type, column.function.name, parameters
+
+
+def _order_by(column: Column) -> str | None:
+    return None if column.function is None else column.function.order_by
+
+
 @patient
 @given(schemas(), st.data())
 def test_an_id_means_the_same_column_through_any_evolution(
     schema: Schema, data: st.DataObject
 ) -> None:
-    definitions = {column.id: (column.type, column.function) for column in schema.columns}
+    definitions = {column.id: _definition(column) for column in schema.columns}
+    orders = {column.id: _order_by(column) for column in schema.columns}
     for step in range(data.draw(st.integers(1, 6))):
         name = data.draw(st.sampled_from(schema.names))
         action = data.draw(st.sampled_from(["add", "drop", "rename"]))
@@ -161,8 +174,10 @@ def test_an_id_means_the_same_column_through_any_evolution(
         assert evolved.version == schema.version + 1
         assert evolved.next_column_id == schema.next_column_id + (action == "add")
         for column in evolved.columns:
-            known = definitions.setdefault(column.id, (column.type, column.function))
-            assert known == (column.type, column.function)
+            assert definitions.setdefault(column.id, _definition(column)) == _definition(column)
+            if action == "rename" and orders.get(column.id) == name:
+                orders[column.id] = f"column {step}"  # It follows the column that orders it.
+            assert orders.setdefault(column.id, None) == _order_by(column)
         added = {column.id for column in evolved.columns} - {each.id for each in schema.columns}
         assert added == ({schema.next_column_id} if action == "add" else set())
         assert Schema.from_json(evolved.to_json()) == evolved
