@@ -22,7 +22,7 @@ from tests.support.sinks import write_file
 from tests.support.spark_session import quiet_spark
 from tests.support.zookeeper_server import wait_until
 
-WAIT_S = 240.0
+WAIT_S = 900.0
 
 
 class Wait(NamedTuple):

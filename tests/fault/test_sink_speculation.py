@@ -35,11 +35,11 @@ from tests.support.spark_session import needs_java
 from tests.support.zookeeper_server import wait_until
 
 # Longer than other tests may take: it runs a Spark cluster, on a machine that may be busy.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(3900)]
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 KEYS = range(40)
-START_S, JOB_S = 180.0, 900.0
+START_S, JOB_S = 600.0, 3000.0
 # Two buckets are two tasks; when one has ended, the other one is slow.
 BUCKETS = 2
 SPECULATING = {
@@ -52,7 +52,7 @@ SPECULATING = {
     # Else all tasks would wait for a place beside the only one that has read the source.
     "spark.locality.wait": "0s",
     # Two seconds by default: a busy machine would miss what is to arrive late.
-    "spark.python.task.killTimeout": "300s",
+    "spark.python.task.killTimeout": "1200s",
     # A task that waited in vain ends the test.
     "spark.task.maxFailures": "1",
 }
